@@ -682,9 +682,10 @@ def test_what_is_said_of_the_confirmation_is_what_the_page_says() -> None:
     row = table.partition("| jnlpba, iid | ")[2].split(" | ")[:8]
     _, share, _, fedavg, score, difference, _, verdict = row
     assert verdict.partition(" |")[0] == "not shown"
-    mean, low, high = (float(bound) for bound in re.findall(r"-[.0-9]+", difference))
+    mean, low, high = re.findall(r"-[.0-9]+", difference)
+    short = [f"{float(number):.3f}" for number in (mean[1:], low, high)]
     lower = (
-        f"On JNLPBA they come to {score} and FedAvg to {fedavg}, lower by {-mean:.3f} ({low:.3f} to {high:.3f}),"
+        f"On JNLPBA they come to {score} and FedAvg to {fedavg}, lower by {short[0]} ({' to '.join(short[1:])}),"
     )
     assert f"{lower} with {share}; that they are no worse by the margin is not shown." in said
     means = [words.partition(" ±")[0] for words in (score, fedavg)]
@@ -702,6 +703,11 @@ def test_what_is_said_of_the_confirmation_is_what_the_page_says() -> None:
     assert tables.startswith("1 of 5 tasks tested so far (6 in the protocol): qbio: LoRA r8 1 bit, iid.")
     assert "no worse on 2 of 3 tasks that have run: sst2" in again
     assert "Both together, each corrected by itself: 3 of 5 tasks tested so far." in page
+    found = re.findall(r"\| (mrpc|chemprot) \|(?: [^|]+ \|){2} ([^|]+) \| ([^|]+) \|", powers)
+    few = [f"{task}: {rows} test rows are too few to show it (power {power})" for task, rows, power in found]
+    lower = f"jnlpba: LoRA all r8 plain 1 bit differs from FedAvg by {low} to {high} (90 %) in the confirmation"
+    assert f"Why not on the others: {'; '.join([lower, *few])}." in page
+    assert "Why not on the others: sst2: LoRA all r8 1 bit is worse than FedAvg by more than the margin;" in page
     assert "0.11 % of the bytes or less is shown to be enough on three of the five tasks tested." in said
 
 

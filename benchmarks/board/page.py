@@ -12,9 +12,9 @@ from board.cells import Choice, Line, current, hours, read_lines
 from board.confirmation import Confirmation, confirmations, mean_sd, shown
 from board.picture import draw
 from board.protocol import BOUND, DENOMINATOR, Protocol, Row
-from board.statistics import planned_power, rows_needed
+from board.statistics import rows_needed
 from board.table import GAINS, Entry, Table, tables
-from board.words import answers, percent, score, title
+from board.words import answers, percent, power_of, score, title
 
 FACTS = "rows.json"
 """Beside the lines: how many rows each task has."""
@@ -66,7 +66,7 @@ def write_page(protocol: Protocol, records: Path, page: Path) -> Path:
             draw(table, records / f"{table.name}.svg")
             pictures[table.name] = f"{records.name}/{table.name}.svg"
     again = confirmations(protocol, lines, found, facts)
-    blocks = [INTRODUCTION, *_protocol(protocol, facts, lines), *_answers(protocol, found, again)]
+    blocks = [INTRODUCTION, *_protocol(protocol, facts, lines), *_answers(protocol, found, again, facts)]
     blocks += _confirmations(protocol, again)
     for table in found:
         blocks += _table(protocol, table, pictures.get(table.name))
@@ -102,7 +102,7 @@ def _protocol(protocol: Protocol, facts: Mapping[str, Any], lines: Sequence[Line
     yield fill(text, 115) + "\n"
     yield _lines(
         ["task", "metric", "margin", "test rows", "power", "rows needed", "verdict"],
-        [_power(protocol, task, facts.get(task)) for task in protocol.jobs],
+        [_power(protocol, task, facts) for task in protocol.jobs],
     )
     yield "### The grid\n"
     yield _lines(
@@ -155,15 +155,15 @@ def _points(protocol: Protocol, lines: Sequence[Line]) -> Iterator[str]:
     )
 
 
-def _power(protocol: Protocol, task: str, facts: Mapping[str, Any] | None) -> list[str]:
+def _power(protocol: Protocol, task: str, facts: Mapping[str, Any]) -> list[str]:
     metric, seeds = protocol.metric(task), len(protocol.seeds)
     plan, margin = protocol.planning[metric], protocol.margin(task)
     needed = rows_needed(protocol.test_power, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
     words = [task, metric, f"{margin:g}"]
-    if facts is None:
+    found = power_of(protocol, task, facts)
+    if found is None:
         return [*words, "not made", "–", _number(needed), "–"]
-    rows = sum(facts["rows"][f"fold-{i}"] for i in range(seeds))
-    power = planned_power(rows, seeds, plan["row"], plan["seed"], margin, protocol.alpha)
+    rows, power = found
     verdict = "large enough as planned" if power >= protocol.test_power else "too small for a claim of equality"
     return [*words, _number(rows), f"{power:.2f}", _number(needed), verdict]
 
@@ -179,9 +179,11 @@ def _grid(row: Row) -> list[str]:
     return [row.name, keys, rates, servers, f"x {row.rounds}"]
 
 
-def _answers(protocol: Protocol, found: Sequence[Table], again: Sequence[Confirmation]) -> Iterator[str]:
+def _answers(
+    protocol: Protocol, found: Sequence[Table], again: Sequence[Confirmation], facts: Mapping[str, Any]
+) -> Iterator[str]:
     yield "## Answers\n"
-    for question, sentences in answers(protocol, found, again):
+    for question, sentences in answers(protocol, found, again, facts):
         yield f"**{question}**\n"
         yield "".join(f"* {sentence}\n" for sentence in sentences)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from board.confirmation import Confirmation, shown
 from board.protocol import BOUND, DENOMINATOR, Protocol
-from board.statistics import equivalence
+from board.statistics import equivalence, planned_power
 from board.table import Entry, Table, paired
 
 LIMITS = (0.01, 0.001, 0.0001)
@@ -15,9 +16,19 @@ OPEN = "Open: the runs that would answer it have not been made."
 
 
 def answers(
-    protocol: Protocol, tables: Sequence[Table], again: Sequence[Confirmation] = ()
+    protocol: Protocol,
+    tables: Sequence[Table],
+    again: Sequence[Confirmation] = (),
+    facts: Mapping[str, Any] | None = None,
 ) -> list[tuple[str, list[str]]]:
-    """Question -> a sentence for each table that says something about it, each sentence once."""
+    """Question -> a sentence for each table that says something about it, each sentence once.
+
+    Args:
+        protocol: names the rows and tests.
+        tables: of the first study.
+        again: the confirmation.
+        facts: of each task's rows, for the power of a test.
+    """
     questions: list[tuple[str, Callable[[Protocol, Table], str | None]]] = [
         ("Is FedBFPT's trade worth its megabytes when all are tuned?", fedbfpt),
         ("When does FedBT win?", fedbt),
@@ -36,7 +47,7 @@ def answers(
         found.append((question, [f"{'; '.join(names)}: {text}" for text, names in said.items()] or [OPEN]))
     for limit in LIMITS[:2]:
         question = f"On how many tasks is a score shown to be equal or better at {percent(limit)} or less?"
-        found.append((question, _on_tasks(protocol, tables, again, limit)))
+        found.append((question, _on_tasks(protocol, tables, again, facts or {}, limit)))
     return found
 
 
@@ -157,8 +168,21 @@ def verdict(protocol: Protocol, entry: Entry) -> str:
     return words[entry.test.verdict]
 
 
+def power_of(protocol: Protocol, task: str, facts: Mapping[str, Any]) -> tuple[int, float] | None:
+    """How many test rows a task has, and the planned power of the test of equality; None before they are made."""
+    if task not in facts:
+        return None
+    seeds, plan = len(protocol.seeds), protocol.planning[protocol.metric(task)]
+    rows = sum(facts[task]["rows"][f"fold-{i}"] for i in range(seeds))
+    return rows, planned_power(rows, seeds, plan["row"], plan["seed"], protocol.margin(task), protocol.alpha)
+
+
 def _on_tasks(
-    protocol: Protocol, tables: Sequence[Table], again: Sequence[Confirmation], limit: float
+    protocol: Protocol,
+    tables: Sequence[Table],
+    again: Sequence[Confirmation],
+    facts: Mapping[str, Any],
+    limit: float,
 ) -> list[str]:
     """On how many tasks a row within the limit is shown to be as good as FedAvg or no worse, by both studies."""
     tasks = {group.task for group in protocol.groups()}
@@ -182,7 +206,33 @@ def _on_tasks(
     together = {*found, *(one.table.group.task for one in good)}
     tested |= {one.table.group.task for one in whole}
     said.append(f"Both together, each corrected by itself: {len(together)} of {len(tested)} tasks tested so far.")
-    return said
+    missing = (task for task in protocol.jobs if task not in together)
+    reasons = [f"{task}: {_why_not(protocol, task, tables, whole, facts, limit)}" for task in missing]
+    return said + [f"Why not on the others: {'; '.join(reasons)}."] * bool(reasons)
+
+
+def _why_not(
+    protocol: Protocol,
+    task: str,
+    tables: Sequence[Table],
+    again: Sequence[Confirmation],
+    facts: Mapping[str, Any],
+    limit: float,
+) -> str:
+    """What keeps a task from being among those where a score is shown to be as good within the limit."""
+    for one in again:
+        if one.table.group.task == task and one.test:
+            low, high = one.test.low, one.test.high
+            return f"{one.row} differs from FedAvg by {low:+.4f} to {high:+.4f} (90 %) in the confirmation"
+    rows, power = power_of(protocol, task, facts) or (0, 1.0)
+    if power < protocol.test_power:
+        return f"{rows:,} test rows are too few to show it (power {power:.2f})"
+    among = [entry for table in tables if table.group.task == task for entry in table.whole if entry.test]
+    within = [entry for entry in among if (entry.share or 1) <= limit]
+    if not within:
+        return "nothing that has run sends so little"
+    best = max(within, key=lambda entry: entry.test.mean if entry.test else 0.0)
+    return f"{best.row.name} is {verdict(protocol, best)}"
 
 
 def _equal_tasks(protocol: Protocol, tables: Sequence[Table], limit: float) -> tuple[set[str], dict[str, str]]:

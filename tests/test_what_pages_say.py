@@ -30,6 +30,7 @@ from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.job.tables import Job
+from fedstrata.models.families import FAMILIES, NOT_TRAINED, SPLITTABLE
 from fedstrata.plan.disclosure import beside
 from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
@@ -470,3 +471,13 @@ def test_the_guide_from_scripts_says_which_line_to_delete_before_a_comparison(
     assert job.train.steps == load(Path("job.toml"))[0].train.steps is not None
     said = " ".join(page("guides/from-scripts.md").split())
     assert "If `init` has written a key `steps`, which it does on a machine without a GPU, delete that" in said
+
+
+def test_the_questions_say_which_other_models_work_and_which_do_not() -> None:
+    """They named six architectures, as if no other worked, though the decisions had others that are tested."""
+    [said] = re.findall(r"^\*\*Which models work\?\*\*(.*?)\n\n", page("faq.md"), re.MULTILINE | re.DOTALL)
+    works, refused = " ".join(said.split()).lower().split(" only ")
+    assert all(name in works.replace("-", "") for name in FAMILIES)  # test_families.py runs the others
+    assert all(name in works for name in ("deberta", "mpnet", "xlm-roberta"))
+    assert all(name in refused for name in (*NOT_TRAINED, *(set(FAMILIES) - set(SPLITTABLE))))
+    assert all(name in page("decisions/models.md").lower() for name in NOT_TRAINED)

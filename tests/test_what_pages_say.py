@@ -30,12 +30,14 @@ from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
 from fedstrata.job.tables import Job
+from fedstrata.methods import METHODS
 from fedstrata.models.families import FAMILIES, NOT_TRAINED, SPLITTABLE
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.disclosure import beside
 from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import SERVER
+from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.privacy.sum_terms import Group
 from fedstrata.reports.privacy import privacy_lines
@@ -52,6 +54,7 @@ from fedstrata.sites.settings import Data
 from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.tensor_file import pack
 from pages import DOCS
+from tiny import tiny_model
 
 ROOT = DOCS.parent
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -481,3 +484,15 @@ def test_the_questions_say_which_other_models_work_and_which_do_not() -> None:
     assert all(name in works for name in ("deberta", "mpnet", "xlm-roberta"))
     assert all(name in refused for name in (*NOT_TRAINED, *(set(FAMILIES) - set(SPLITTABLE))))
     assert all(name in page("decisions/models.md").lower() for name in NOT_TRAINED)
+
+
+def test_the_page_of_plans_says_what_methods_with_equal_plans_differ_in() -> None:
+    """It said that plans are all that distinguishes methods."""
+    parts = find_parts(tiny_model())
+    avg, prox, adam = (METHODS[name]() for name in ("fedavg", "fedprox", "fedadam"))
+    plans = [method.plan(parts, "classify", 1, "a", Streams(0)) for method in (avg, prox, adam)]
+    assert plans[0] == plans[1] == plans[2]
+    assert "proximal_mu" in prox.presets()["train"]
+    assert adam.presets()["server"]["optimizer"] == "adam"
+    said = " ".join(section("concepts/parts-and-plans.md", "Plans").split())
+    assert "FedProx sets a key, the proximal term, and FedAdam the server's optimizer" in said

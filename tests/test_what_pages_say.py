@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -29,7 +29,7 @@ from fedstrata.events import Noted
 from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
-from fedstrata.job.tables import Job
+from fedstrata.job.tables import Job, Server
 from fedstrata.methods import METHODS
 from fedstrata.models.families import FAMILIES, NOT_TRAINED, SPLITTABLE
 from fedstrata.models.parts import find_parts
@@ -496,3 +496,10 @@ def test_the_page_of_plans_says_what_methods_with_equal_plans_differ_in() -> Non
     assert adam.presets()["server"]["optimizer"] == "adam"
     said = " ".join(section("concepts/parts-and-plans.md", "Plans").split())
     assert "FedProx sets a key, the proximal term, and FedAdam the server's optimizer" in said
+
+
+def test_the_job_page_has_the_values_of_a_key_as_they_are_written() -> None:
+    """Of ``evaluate`` it said "only at the end", from which nobody could tell that the value is ``end``."""
+    [server] = re.findall(r"^evaluate = .*# (\w+): .* \| (\w+): ", page("job.md"), re.MULTILINE)
+    assert server == get_args(Server.model_fields["evaluate"].annotation)
+    assert re.search(r"^accountant = .* pld \(by privacy loss distributions\) \| rdp \(by R", page("job.md"), re.M)

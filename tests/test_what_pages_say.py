@@ -503,3 +503,15 @@ def test_the_job_page_has_the_values_of_a_key_as_they_are_written() -> None:
     [server] = re.findall(r"^evaluate = .*# (\w+): .* \| (\w+): ", page("job.md"), re.MULTILINE)
     assert server == get_args(Server.model_fields["evaluate"].annotation)
     assert re.search(r"^accountant = .* pld \(by privacy loss distributions\) \| rdp \(by R", page("job.md"), re.M)
+
+
+def test_the_index_says_where_pages_are_that_a_clone_does_not_hold() -> None:
+    """On GitHub and in a clone four of its links led nowhere, without a word."""
+    made = {
+        found
+        for found in re.findall(r"\]\((reference/\w+\.md)\)", page("index.md"))
+        if not (DOCS / found).exists()
+    }
+    assert made == {f"reference/{name}.md" for name in ("keys", "sites", "commands", "methods", "python")}
+    said = " ".join(page("index.md").split())
+    assert "The pages under `reference` are made from the code when `make docs` builds the site" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +15,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
+import fedstrata
 from fedstrata.cli import app
 from fedstrata.client.facts import baseline
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
@@ -503,6 +505,16 @@ def test_the_job_page_has_the_values_of_a_key_as_they_are_written() -> None:
     [server] = re.findall(r"^evaluate = .*# (\w+): .* \| (\w+): ", page("job.md"), re.MULTILINE)
     assert server == get_args(Server.model_fields["evaluate"].annotation)
     assert re.search(r"^accountant = .* pld \(by privacy loss distributions\) \| rdp \(by R", page("job.md"), re.M)
+
+
+@pytest.mark.parametrize("name", ["run", "forecast", "audit"])
+def test_functions_take_the_three_forms_of_a_job_that_the_python_page_names(name: str) -> None:
+    """By its annotation an audit took no Job, so that a type checker refused what the page says and works."""
+    kinds = inspect.signature(getattr(fedstrata, name)).parameters["job"].annotation
+    assert set(kinds.split(" | ")) == {"str", "Path", "Mapping[str, Any]", "Job"}
+    assert "A job is the path of a job file, a dictionary with its tables, or a `fedstrata.Job`." in page(
+        "python.md"
+    )
 
 
 def test_the_index_says_where_pages_are_that_a_clone_does_not_hold() -> None:

@@ -53,6 +53,7 @@ from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.permission import NotNow, Refused
 from fedstrata.sites.release_log import Release, ReleaseLog, now, read_log
 from fedstrata.sites.settings import Data
+from fedstrata.sweeps.cells import cells
 from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.tensor_file import pack
 from pages import DOCS
@@ -527,3 +528,14 @@ def test_the_index_says_where_pages_are_that_a_clone_does_not_hold() -> None:
     assert made == {f"reference/{name}.md" for name in ("keys", "sites", "commands", "methods", "python")}
     said = " ".join(page("index.md").split())
     assert "The pages under `reference` are made from the code when `make docs` builds the site" in said
+
+
+def test_the_page_of_output_files_says_in_which_folder_a_row_of_a_sweep_is() -> None:
+    """Who wanted to delete a cell to run it anew found no folder of the row's name."""
+    [said] = re.findall(r"^\| `cells/ROW/seed-N/` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    [(row, folder)] = re.findall(r"`([^`]+)` is in `([^`]+)`", said)
+    job = {**PLAIN, "output": {"dir": "out"}, "sweep": {"grid": {"train.learning_rate": [1e-4]}}}
+    [named] = cells({**job, "sweep": {**job["sweep"], "rows": [{"name": "FedAvg"}]}})[2]
+    assert (named.row, named.folder.parent) == (row, Path("out/cells") / folder)
+    [alone] = cells({**job, "sweep": {}})[2]
+    assert alone.folder == Path("out/cells/all/seed-0")

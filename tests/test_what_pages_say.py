@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import MagicMock
@@ -539,3 +540,14 @@ def test_the_page_of_output_files_says_in_which_folder_a_row_of_a_sweep_is() -> 
     assert (named.row, named.folder.parent) == (row, Path("out/cells") / folder)
     [alone] = cells({**job, "sweep": {}})[2]
     assert alone.folder == Path("out/cells/all/seed-0")
+
+
+def test_the_python_page_says_where_each_clients_own_model_is(job: Callable[..., dict[str, Any]]) -> None:
+    """Of FedSplitBERT it named a folder of one model, which is None, and not how to get to the others."""
+    result = fedstrata.run(job("fedsplitbert", "classify", method={"rounds": 1}, train={"steps": 1}))
+    assert result.model_folder is None
+    assert all((result.folder / own["model"] / "config.json").exists() for own in result.clients.values())
+    assert "None where each client has its own model" in page("python.md")
+    assert re.search(
+        r"`result\.clients` \|.* its own `score` and `model`, a folder in `result\.folder`", page("python.md")
+    )

@@ -551,3 +551,10 @@ def test_the_python_page_says_where_each_clients_own_model_is(job: Callable[...,
     assert re.search(
         r"`result\.clients` \|.* its own `score` and `model`, a folder in `result\.folder`", page("python.md")
     )
+
+
+def test_the_page_of_payloads_names_the_option_by_which_hidden_states_leave() -> None:
+    """It said "a central head", a word that no option and no other page has."""
+    [said] = re.findall(r"^\* \*\*hidden states\*\*:.*$", page("concepts/parts-and-plans.md"), re.MULTILINE)
+    [(name, variant)] = re.findall(r'`(\w+)` with `variant = "(\w+)"`', said)
+    assert METHODS[name](variant=variant).exchange == "hidden_states"

@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 import torch
 import transformers
+import typer
 from typer.testing import CliRunner
 
 import fedstrata
@@ -558,3 +559,15 @@ def test_the_page_of_payloads_names_the_option_by_which_hidden_states_leave() ->
     [said] = re.findall(r"^\* \*\*hidden states\*\*:.*$", page("concepts/parts-and-plans.md"), re.MULTILINE)
     [(name, variant)] = re.findall(r'`(\w+)` with `variant = "(\w+)"`', said)
     assert METHODS[name](variant=variant).exchange == "hidden_states"
+
+
+def test_the_deploy_page_says_which_commands_have_to_be_told_that_there_are_no_keys() -> None:
+    """It left out ``federation status``, which then says that the server does not answer."""
+    group: Any = typer.main.get_command(app)
+    found = {
+        **group.commands,
+        **{f"federation {name}": own for name, own in group.commands["federation"].commands.items()},
+    }
+    has = {name for name, own in found.items() if any("--insecure" in option.opts for option in own.params)}
+    [said] = re.findall(r"^\* `--insecure`, on (.*) alike", page("deploy.md"), re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", said)) == has

@@ -571,3 +571,17 @@ def test_the_deploy_page_says_which_commands_have_to_be_told_that_there_are_no_k
     has = {name for name, own in found.items() if any("--insecure" in option.opts for option in own.params)}
     [said] = re.findall(r"^\* `--insecure`, on (.*) alike", page("deploy.md"), re.MULTILINE)
     assert set(re.findall(r"`([^`]+)`", said)) == has
+
+
+def test_pages_say_which_tests_make_test_leaves_out(pytestconfig: pytest.Config) -> None:
+    """README, CONTRIBUTING and ``make help`` said all; and a page named a mark that pytest does not know."""
+    assert "not deploy" in pytestconfig.getini("addopts")
+    makefile, guide = (ROOT / "Makefile").read_text("utf-8"), (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert "## lint, layers, types and all tests but those of deploy-test" in makefile
+    assert re.search(
+        r"^make test .* all tests but those of the next line.*\n.*\nmake deploy-test ", guide, re.MULTILINE
+    )
+    assert "runs all tests" not in (ROOT / "README.md").read_text("utf-8")
+    marks = {mark.partition(":")[0] for mark in pytestconfig.getini("markers")}
+    for path in PAGES:
+        assert set(re.findall(r"marked `(\w+)`", path.read_text("utf-8"))) <= marks, path.name

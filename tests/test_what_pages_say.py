@@ -585,3 +585,10 @@ def test_pages_say_which_tests_make_test_leaves_out(pytestconfig: pytest.Config)
     marks = {mark.partition(":")[0] for mark in pytestconfig.getini("markers")}
     for path in PAGES:
         assert set(re.findall(r"marked `(\w+)`", path.read_text("utf-8"))) <= marks, path.name
+
+
+def test_the_tutorial_of_two_machines_says_where_south_types_its_commands() -> None:
+    """Typed beside the folder, as on one machine, ``fedstrata join site.toml`` found no such file."""
+    text = page("tutorials/two-machines.md")
+    [folder] = re.findall(r"^scp -r \S+ \S+:(\w+)$", text, re.MULTILINE)
+    assert f"the folder that it was sent (`{folder}`), in which it also types its commands" in text

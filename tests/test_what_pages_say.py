@@ -592,3 +592,13 @@ def test_the_tutorial_of_two_machines_says_where_south_types_its_commands() -> N
     text = page("tutorials/two-machines.md")
     [folder] = re.findall(r"^scp -r \S+ \S+:(\w+)$", text, re.MULTILINE)
     assert f"the folder that it was sent (`{folder}`), in which it also types its commands" in text
+
+
+def test_the_guide_on_clients_that_differ_says_that_test_rows_are_either_shared_or_the_clients_own() -> None:
+    """Added to the job of ``init TRAIN --test FILE``, as the guide had it, ``clients.test`` was refused."""
+    own = {**PLAIN, "clients": {"test": 0.2}}
+    Job(**own)
+    with pytest.raises(UserError, match=r"\[data\] test must go"):
+        Job(**{**own, "data": {"train": "a.txt", "test": "b.txt"}})
+    said = " ".join(section("guides/non-iid.md", "Score each client").split())
+    assert "the page names the worst. Such a job has no `data.test`." in said

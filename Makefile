@@ -23,7 +23,7 @@ demo: $(INSTALLED) ## six hospitals train one model on one machine
 check: $(INSTALLED) ## the loop of a minute: lint, layers, types and unit tests
 	@$(ALONGSIDE) lint types unit-tests
 
-test: $(INSTALLED) ## lint, layers, types and all tests, as CI runs them
+test: $(INSTALLED) ## lint, layers, types and all tests but those of deploy-test, as CI runs them
 	@$(ALONGSIDE) lint types all-tests
 
 unit-tests: $(INSTALLED)

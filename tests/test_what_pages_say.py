@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -12,12 +14,15 @@ import pytest
 import tomli_w
 import torch
 import transformers
+import typer
 from typer.testing import CliRunner
 
+import fedstrata
 from fedstrata.cli import app
 from fedstrata.client.facts import baseline
 from fedstrata.client.precision import LEAST_STATES, LEAST_WIDTH, TYPICAL_TOKENS
 from fedstrata.cost.target import Reached, reached
+from fedstrata.data import first_job
 from fedstrata.data.dealing import named_after
 from fedstrata.data.forms.how import How
 from fedstrata.data.forms.plain import document_records
@@ -28,12 +33,15 @@ from fedstrata.events import Noted
 from fedstrata.exchanges.sums import tell_closed
 from fedstrata.job.file import load
 from fedstrata.job.metrics import Predictions, macro_f1
-from fedstrata.job.tables import Job
+from fedstrata.job.tables import Job, Server
+from fedstrata.methods import METHODS
+from fedstrata.models.families import FAMILIES, NOT_TRAINED, SPLITTABLE
+from fedstrata.models.parts import find_parts
 from fedstrata.plan.disclosure import beside
 from fedstrata.plan.kinds import FORMAT, LOWER_IS_BETTER
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import Plan
-from fedstrata.plan.streams import SERVER
+from fedstrata.plan.streams import SERVER, Streams
 from fedstrata.privacy.accounting import calibrate
 from fedstrata.privacy.sum_terms import Group
 from fedstrata.reports.privacy import privacy_lines
@@ -47,9 +55,11 @@ from fedstrata.sites.limit_tables import Limits
 from fedstrata.sites.permission import NotNow, Refused
 from fedstrata.sites.release_log import Release, ReleaseLog, now, read_log
 from fedstrata.sites.settings import Data
+from fedstrata.sweeps.cells import cells
 from fedstrata.wire.codec import payload_bytes
 from fedstrata.wire.tensor_file import pack
 from pages import DOCS
+from tiny import tiny_model
 
 ROOT = DOCS.parent
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
@@ -454,3 +464,141 @@ def test_the_privacy_page_says_where_each_clients_own_epsilon_is() -> None:
         "the largest epsilon of any client and, where it differs, the smallest; `--json` and `result.json` also"
         in said
     )
+
+
+def test_the_guide_from_scripts_says_which_line_to_delete_before_a_comparison(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Followed word for word on a CPU, "one client with all rows" trained on a sixth of what six clients saw."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(first_job, "_gpu", lambda: False)
+    rows = [f"A text of the number {i}.,{'ab'[i % 2]}" for i in range(40)]
+    Path("train.csv").write_text("\n".join(["text,label", *rows]), "utf-8")
+    assert CliRunner().invoke(app, ["init", "train.csv", "--model", "m"]).exit_code == 0
+    [job] = load(Path("job.toml"), ["method.name=centralized"])
+    assert job.train.steps == load(Path("job.toml"))[0].train.steps is not None
+    said = " ".join(page("guides/from-scripts.md").split())
+    assert "If `init` has written a key `steps`, which it does on a machine without a GPU, delete that" in said
+
+
+def test_the_questions_say_which_other_models_work_and_which_do_not() -> None:
+    """They named six architectures, as if no other worked, though the decisions had others that are tested."""
+    [said] = re.findall(r"^\*\*Which models work\?\*\*(.*?)\n\n", page("faq.md"), re.MULTILINE | re.DOTALL)
+    works, refused = " ".join(said.split()).lower().split(" only ")
+    assert all(name in works.replace("-", "") for name in FAMILIES)  # test_families.py runs the others
+    assert all(name in works for name in ("deberta", "mpnet", "xlm-roberta"))
+    assert all(name in refused for name in (*NOT_TRAINED, *(set(FAMILIES) - set(SPLITTABLE))))
+    assert all(name in page("decisions/models.md").lower() for name in NOT_TRAINED)
+
+
+def test_the_page_of_plans_says_what_methods_with_equal_plans_differ_in() -> None:
+    """It said that plans are all that distinguishes methods."""
+    parts = find_parts(tiny_model())
+    avg, prox, adam = (METHODS[name]() for name in ("fedavg", "fedprox", "fedadam"))
+    plans = [method.plan(parts, "classify", 1, "a", Streams(0)) for method in (avg, prox, adam)]
+    assert plans[0] == plans[1] == plans[2]
+    assert "proximal_mu" in prox.presets()["train"]
+    assert adam.presets()["server"]["optimizer"] == "adam"
+    said = " ".join(section("concepts/parts-and-plans.md", "Plans").split())
+    assert "FedProx sets a key, the proximal term, and FedAdam the server's optimizer" in said
+
+
+def test_the_job_page_has_the_values_of_a_key_as_they_are_written() -> None:
+    """Of ``evaluate`` it said "only at the end", from which nobody could tell that the value is ``end``."""
+    [server] = re.findall(r"^evaluate = .*# (\w+): .* \| (\w+): ", page("job.md"), re.MULTILINE)
+    assert server == get_args(Server.model_fields["evaluate"].annotation)
+    assert re.search(r"^accountant = .* pld \(by privacy loss distributions\) \| rdp \(by R", page("job.md"), re.M)
+
+
+@pytest.mark.parametrize("name", ["run", "forecast", "audit"])
+def test_functions_take_the_three_forms_of_a_job_that_the_python_page_names(name: str) -> None:
+    """By its annotation an audit took no Job, so that a type checker refused what the page says and works."""
+    kinds = inspect.signature(getattr(fedstrata, name)).parameters["job"].annotation
+    assert set(kinds.split(" | ")) == {"str", "Path", "Mapping[str, Any]", "Job"}
+    assert "A job is the path of a job file, a dictionary with its tables, or a `fedstrata.Job`." in page(
+        "python.md"
+    )
+
+
+def test_the_index_says_where_pages_are_that_a_clone_does_not_hold() -> None:
+    """On GitHub and in a clone four of its links led nowhere, without a word."""
+    made = {
+        found
+        for found in re.findall(r"\]\((reference/\w+\.md)\)", page("index.md"))
+        if not (DOCS / found).exists()
+    }
+    assert made == {f"reference/{name}.md" for name in ("keys", "sites", "commands", "methods", "python")}
+    said = " ".join(page("index.md").split())
+    assert "The pages under `reference` are made from the code when `make docs` builds the site" in said
+
+
+def test_the_page_of_output_files_says_in_which_folder_a_row_of_a_sweep_is() -> None:
+    """Who wanted to delete a cell to run it anew found no folder of the row's name."""
+    [said] = re.findall(r"^\| `cells/ROW/seed-N/` \| (.*) \|$", page("output-files.md"), re.MULTILINE)
+    [(row, folder)] = re.findall(r"`([^`]+)` is in `([^`]+)`", said)
+    job = {**PLAIN, "output": {"dir": "out"}, "sweep": {"grid": {"train.learning_rate": [1e-4]}}}
+    [named] = cells({**job, "sweep": {**job["sweep"], "rows": [{"name": "FedAvg"}]}})[2]
+    assert (named.row, named.folder.parent) == (row, Path("out/cells") / folder)
+    [alone] = cells({**job, "sweep": {}})[2]
+    assert alone.folder == Path("out/cells/all/seed-0")
+
+
+def test_the_python_page_says_where_each_clients_own_model_is(job: Callable[..., dict[str, Any]]) -> None:
+    """Of FedSplitBERT it named a folder of one model, which is None, and not how to get to the others."""
+    result = fedstrata.run(job("fedsplitbert", "classify", method={"rounds": 1}, train={"steps": 1}))
+    assert result.model_folder is None
+    assert all((result.folder / own["model"] / "config.json").exists() for own in result.clients.values())
+    assert "None where each client has its own model" in page("python.md")
+    assert re.search(
+        r"`result\.clients` \|.* its own `score` and `model`, a folder in `result\.folder`", page("python.md")
+    )
+
+
+def test_the_page_of_payloads_names_the_option_by_which_hidden_states_leave() -> None:
+    """It said "a central head", a word that no option and no other page has."""
+    [said] = re.findall(r"^\* \*\*hidden states\*\*:.*$", page("concepts/parts-and-plans.md"), re.MULTILINE)
+    [(name, variant)] = re.findall(r'`(\w+)` with `variant = "(\w+)"`', said)
+    assert METHODS[name](variant=variant).exchange == "hidden_states"
+
+
+def test_the_deploy_page_says_which_commands_have_to_be_told_that_there_are_no_keys() -> None:
+    """It left out ``federation status``, which then says that the server does not answer."""
+    group: Any = typer.main.get_command(app)
+    found = {
+        **group.commands,
+        **{f"federation {name}": own for name, own in group.commands["federation"].commands.items()},
+    }
+    has = {name for name, own in found.items() if any("--insecure" in option.opts for option in own.params)}
+    [said] = re.findall(r"^\* `--insecure`, on (.*) alike", page("deploy.md"), re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", said)) == has
+
+
+def test_pages_say_which_tests_make_test_leaves_out(pytestconfig: pytest.Config) -> None:
+    """README, CONTRIBUTING and ``make help`` said all; and a page named a mark that pytest does not know."""
+    assert "not deploy" in pytestconfig.getini("addopts")
+    makefile, guide = (ROOT / "Makefile").read_text("utf-8"), (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert "## lint, layers, types and all tests but those of deploy-test" in makefile
+    assert re.search(
+        r"^make test .* all tests but those of the next line.*\n.*\nmake deploy-test ", guide, re.MULTILINE
+    )
+    assert "runs all tests" not in (ROOT / "README.md").read_text("utf-8")
+    marks = {mark.partition(":")[0] for mark in pytestconfig.getini("markers")}
+    for path in PAGES:
+        assert set(re.findall(r"marked `(\w+)`", path.read_text("utf-8"))) <= marks, path.name
+
+
+def test_the_tutorial_of_two_machines_says_where_south_types_its_commands() -> None:
+    """Typed beside the folder, as on one machine, ``fedstrata join site.toml`` found no such file."""
+    text = page("tutorials/two-machines.md")
+    [folder] = re.findall(r"^scp -r \S+ \S+:(\w+)$", text, re.MULTILINE)
+    assert f"the folder that it was sent (`{folder}`), in which it also types its commands" in text
+
+
+def test_the_guide_on_clients_that_differ_says_that_test_rows_are_either_shared_or_the_clients_own() -> None:
+    """Added to the job of ``init TRAIN --test FILE``, as the guide had it, ``clients.test`` was refused."""
+    own = {**PLAIN, "clients": {"test": 0.2}}
+    Job(**own)
+    with pytest.raises(UserError, match=r"\[data\] test must go"):
+        Job(**{**own, "data": {"train": "a.txt", "test": "b.txt"}})
+    said = " ".join(section("guides/non-iid.md", "Score each client").split())
+    assert "the page names the worst. Such a job has no `data.test`." in said

@@ -212,7 +212,7 @@ def forecast(  # noqa: PLR0913  # what a caller may ask, each by its name
 
 
 def audit(
-    job: str | Path | Mapping[str, Any],
+    job: str | Path | Mapping[str, Any] | Job,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     client: str | None = None,
@@ -228,7 +228,7 @@ def audit(
     or set comes from public text. ``audit.json`` in the job's output folder has the result.
 
     Args:
-        job: path of a job file, or its content as a mapping.
+        job: as of :func:`run`.
         overrides: laid over the file.
         client: whose round; the first client's when absent.
         attacks: which, of :data:`fedstrata.audits.options.ATTACKS`; all that fit when absent.

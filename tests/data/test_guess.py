@@ -462,6 +462,16 @@ def test_test_rows_beside_training_rows_are_found_unless_they_lack_labels(tmp_pa
     assert unused not in first_job([tmp_path], tmp_path / "job.toml", test=tmp_path / "dev.csv")[1]
 
 
+def test_columns_that_were_guessed_have_a_comment_and_those_that_were_named_have_none(tmp_path: Path) -> None:
+    """The file says of itself that guesses have a comment; a column of two texts stood there like a fact."""
+    path = written(tmp_path, table(label=LABELS, title=[text(i + 1) for i in range(60)]))
+    made = first_job([path], tmp_path / "job.toml")[0]
+    assert 'text = "text"    # guessed; --text names another' in made
+    assert 'label = "label"    # guessed; --label names another' in made
+    made = first_job([path], tmp_path / "job.toml", text=["title"], label="label")[0]
+    assert {'text = "title"', 'label = "label"'} <= set(made.splitlines())
+
+
 def test_of_columns_that_differ_in_capital_letters_alone_none_is_guessed(tmp_path: Path) -> None:
     """The first one was taken without a word."""
     path = written(tmp_path, table(label=LABELS, Label=["a", "b"] * 30))

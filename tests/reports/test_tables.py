@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from fedstrata.reports.page import write_page
 from fedstrata.reports.runs import load_run
 from fedstrata.reports.tables import client_rows, figure, result_rows, result_table, score_figure
 
@@ -46,6 +49,19 @@ def test_the_terminal_table_fits_80_columns_and_says_its_units(run: Make, staged
     assert max(map(len, text.splitlines())) <= 80
     for word in ("fedbfpt →", "2.000", "9.0", "MB = 1 000 000 bytes", "not wall time"):
         assert word in text.replace("\n", " "), word
+
+
+def test_a_spread_is_said_to_be_that_of_the_clients(run: Make) -> None:
+    """A run of one seed showed a score ± a number, and no word of what that is."""
+    clients = {f"client-{i}": {"examples": 120, "score": {"loss": 1.0 + i}} for i in range(2)}
+    one, own = run("one"), run("own", method="local", score={"loss": 1.5})
+    result = json.loads((own / "result.json").read_text())
+    (own / "result.json").write_text(json.dumps({**result, "clients": clients}))
+    words = "±: mean and standard deviation over the clients"
+    assert words in " ".join(shown(own).split())
+    assert "±" not in shown(one)
+    pages = [write_page([load_run(folder)], folder / "page.html").read_text("utf-8") for folder in (one, own)]
+    assert [words in unescape(page) for page in pages] == [False, True]
 
 
 def test_a_failed_run_shows_its_status(run: Make) -> None:

@@ -26,7 +26,7 @@ from fedstrata.client.start_model import model_path, write_outline
 from fedstrata.data.prepare import Prepared, population, prepare
 from fedstrata.errors import UserError, did_you_mean
 from fedstrata.events import Noted
-from fedstrata.job.file import Overrides, load
+from fedstrata.job.file import JobSource, Overrides, load
 from fedstrata.job.tables import Job, method_name
 from fedstrata.models import checkpoints, scratch
 from fedstrata.models.fresh_torch import fresh_torch
@@ -54,7 +54,7 @@ STREAMS = {"hidden_states": hidden_states.attack, "activations": activations.att
 
 @quiet()
 @fresh_torch()
-def audit(source: str | Path | Mapping[str, Any], overrides: Overrides, options: AuditOptions) -> dict[str, Any]:
+def audit(source: JobSource, overrides: Overrides, options: AuditOptions) -> dict[str, Any]:
     """See :func:`fedstrata.audit`."""
     started = time.monotonic()
     base_dir = Path(source).resolve().parent if isinstance(source, str | Path) else None

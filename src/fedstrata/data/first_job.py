@@ -74,7 +74,7 @@ def first_job(
     found = guess(rows := together([*samples.values()]), task, text, label)
     check_columns(samples, found)
     tested, unfit = test_rows(test, beside, found, rows)
-    where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out)}
+    where = {"job": out.name, "train": _from(train, out), "test": tested and _from(tested, out), "named": wanted}
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
         f"rows    {shown(train)}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
@@ -185,9 +185,10 @@ def _data_lines(found: Guess, rows: Sample, where: Mapping[str, Any]) -> list[st
     if rows.names:
         lines.append(f"columns = {_toml(rows.names)}    # the file has no header line")
     if not rows.words or (found.text, found.label) != ("text", "label"):
-        lines.append(f"text = {_toml(found.text)}")
-        if found.label:
-            lines.append(f"label = {_toml(found.label)}")
+        for key, columns in (("text", found.text), ("label", found.label)):
+            named = columns in where["named"] or columns == where["named"][:2]  # of a pair both
+            why = "" if named else f"    # guessed; --{key} names another"
+            lines += [f"{key} = {_toml(columns)}{why}"] if columns else []
     for key, source in (("train", train), ("test", test)):
         if isinstance(source, Mapping):
             each = (f"{_key(name)} = {_toml(path)}" for name, path in source.items())

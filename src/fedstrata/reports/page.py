@@ -21,7 +21,7 @@ from fedstrata.reports.picture import Shown
 from fedstrata.reports.privacy import privacy_lines
 from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.summary import client_sentences, summary
-from fedstrata.reports.tables import NOTE, client_rows, figure, result_rows, score_figure, shown_rows
+from fedstrata.reports.tables import client_rows, figure, note, result_rows, score_figure, shown_rows
 from fedstrata.reports.templates import templates
 from fedstrata.wire.files import write_bytes
 
@@ -40,7 +40,7 @@ def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]
         "page.html.j2",
         names=", ".join(row["run"] for row in rows),
         overview=_overview(rows),
-        note=NOTE,
+        note=note(rows),
         comparison=_comparison(runs),
         runs=[
             _run(run, row, audit) for run, row, audit in zip(runs, rows, audits or [()] * len(rows), strict=True)

@@ -25,6 +25,7 @@ NOTE = (
     "TFLOP: work counted over all clients, not wall time. Baseline: the score of always predicting the most "
     "frequent class, or the mean."
 )
+SPREAD = " ±: mean and standard deviation over the clients."
 
 
 def result_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -37,6 +38,11 @@ def result_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     of all clients, ``tflops`` is 10^12 FLOPs of all clients, ``seconds`` is wall time. What is not known is None.
     """
     return [_row(run) for run in runs]
+
+
+def note(rows: Sequence[dict[str, Any]]) -> str:
+    """What stands below rows of :func:`result_rows`: units, and words that one must know to read them."""
+    return NOTE + (SPREAD if any(row["spread"] is not None for row in rows) else "")
 
 
 def client_rows(run: Run) -> list[dict[str, Any]]:
@@ -97,12 +103,13 @@ def shown_rows(run: Run, rows: Sequence[dict[str, Any]]) -> tuple[list[dict[str,
 
 def result_table(runs: Sequence[Run]) -> Table:
     """The rows of ``result_rows`` as a table that fits a terminal of 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=NOTE, caption_justify="left")
+    rows = result_rows(runs)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=note(rows), caption_justify="left")
     for header in ("run", "method"):
         table.add_column(header, overflow="fold")
     for header in ("score", "MB up\n/client", "MB down\n/client", "TFLOP", "seconds"):
         table.add_column(header, justify="right", no_wrap=True)
-    for row in result_rows(runs):
+    for row in rows:
         costs = [figure(row[key]) for key in ("up_mb", "down_mb", "tflops")]
         cells = [row["run"], row["method"], _score_lines(row), *costs, f"{row['seconds']:,.1f}"]
         table.add_row(*(Text(cell) for cell in cells))

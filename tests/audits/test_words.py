@@ -208,3 +208,18 @@ def test_an_adapter_of_the_embeddings_tells_words_as_they_do(job: Jobs, merge: s
     [said] = forecast["readable"]
     assert (f"from the embeddings {READ['embeddings'].removesuffix(LENGTH)}; " in said) is told
     assert LENGTH not in said, "of positions nothing is sent"
+
+
+@pytest.mark.parametrize(("merge", "told"), [("plain", True), ("alternate", True), ("freeze_a", False)])
+def test_an_adapter_of_positions_alone_tells_the_length_of_the_longest_text(
+    job: Jobs, public: str, merge: str, told: bool
+) -> None:
+    """No word does it tell, so nothing was said of the embeddings, and nothing of the length."""
+    lora = {"kind": "lora", "rank": 2, "targets": ["position_embeddings"], "merge": merge}
+    made = job("fedavg", "classify", adapter=lora)
+    [forecast] = fedstrata.forecast(made).values()
+    [said] = forecast["readable"]
+    assert ("; the length of the longest text" in said) is told
+    findings = fedstrata.audit(made, public=public, attacks=["embeddings", "class_head"])["stages"][0]["findings"]
+    read = [one["attack"] for one in findings if one["channel"] == "adapters"]
+    assert ("columns of positions" in read) is told

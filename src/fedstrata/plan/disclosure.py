@@ -137,6 +137,8 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
     telling = (POSITIONS, POSITION_FACTORS, DISTANCES)
     if "embeddings" in read and not any(table.search(name) for table in telling for name in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
+    if "embeddings" not in read and any(POSITION_FACTORS.search(name) for name in whole):
+        read["adapters"] += "; the length of the longest text"
     return read
 
 

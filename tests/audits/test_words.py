@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from typer.testing import CliRunner
 
 import fedstrata
@@ -223,3 +224,30 @@ def test_an_adapter_of_positions_alone_tells_the_length_of_the_longest_text(
     findings = fedstrata.audit(made, public=public, attacks=["embeddings", "class_head"])["stages"][0]["findings"]
     read = [one["attack"] for one in findings if one["channel"] == "adapters"]
     assert ("columns of positions" in read) is told
+
+
+def test_what_was_trained_since_a_part_was_last_sent_is_said_not_to_be_attacked(
+    job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit starts a later round from a model, while a client has gone on with its own values of the part."""
+    one = {"steps": 1, "batch_size": 1, "weight_decay": 0.0, "seed": 1}
+    made = job("fedavg", "classify", train=one, wire={"part_period": 2}, method={"rounds": 4})
+    told, check = dict[int, torch.Tensor](), Server.check
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        if reply.client == "client-0" and "embeddings" in reply.weights:
+            table = server.parts.words
+            change = reply.weights["embeddings"][table] - server.received("embeddings")[table]
+            told.setdefault(len(told), change.any(1))
+        check(server, plan, reply)
+
+    monkeypatch.setattr(Server, "check", noted)
+    fedstrata.run(made)
+    monkeypatch.undo()
+    record = fedstrata.audit(made, public=public)["stages"][0]
+    words = [f for f in record["findings"] if f["setting"] == "1 step of round 2" and f["attack"] == "rows moved"]
+    [found] = [finding["figures"]["recall"]["count"][1] for finding in words]
+    assert found < int(told[0].sum()) - 2, "without what begins and ends a text"
+    line = "also tells of the texts of the rounds since the last sending ([wire] part_period)"
+    [said] = [note for note in record["notes"] if line in note]
+    assert said.startswith("embeddings, layer.1, pooler, head: what is sent in round 2 ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from fedstrata.plan.messages import Reply
 from fedstrata.plan.plan import Plan
 from fedstrata.server.server import Server
 from fedstrata.sites.templates import SITE
+from fedstrata.tasks.classify import Classify
 
 Jobs = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -113,6 +115,32 @@ def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeyp
     assert told
     assert all(told)
     assert "of steps and of tokens" in beside("none", False)
+
+
+def test_a_reply_tells_the_longest_texts_of_two_batches(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sum of the batches' lengths and that of their squares: no part of the model need be sent for it."""
+    told, check = list[Reply](), Server.check
+    widths, batch = list[int](), Classify.batch
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        told.append(reply)
+        check(server, plan, reply)
+
+    def made(*arguments: Any) -> Any:
+        found = batch(*arguments)
+        widths.append(found.inputs["input_ids"].shape[1])
+        return found
+
+    monkeypatch.setattr(Server, "check", noted)
+    monkeypatch.setattr(Classify, "batch", made)
+    train = {"group_by_length": False}
+    fedstrata.run(job("fedbt", "classify", clients={"count": 1}, method={"rounds": 1}, train=train | {"steps": 2}))
+    [reply] = told
+    total, squares = reply.work.tokens / 2, reply.work.pairs / 2  # batches of two texts
+    apart = (2 * squares - total**2) ** 0.5
+    read = {(total + apart) / 2, (total - apart) / 2}
+    assert any(read == set(pair) for pair in itertools.pairwise(widths))
+    assert "which of few batches tell how long their longest texts are" in beside("none", False)
 
 
 @pytest.mark.parametrize("level", ["none", "example", "client"])

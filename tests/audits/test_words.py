@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+import torch
 from typer.testing import CliRunner
 
 import fedstrata
@@ -20,6 +22,7 @@ from fedstrata.plan.messages import Reply
 from fedstrata.plan.plan import Plan
 from fedstrata.server.server import Server
 from fedstrata.sites.templates import SITE
+from fedstrata.tasks.classify import Classify
 
 Jobs = Callable[..., dict[str, Any]]
 ROOT = Path(__file__).parents[2]
@@ -112,6 +115,32 @@ def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeyp
     assert told
     assert all(told)
     assert "of steps and of tokens" in beside("none", False)
+
+
+def test_a_reply_tells_the_longest_texts_of_two_batches(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the sum of the batches' lengths and that of their squares: no part of the model need be sent for it."""
+    told, check = list[Reply](), Server.check
+    widths, batch = list[int](), Classify.batch
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        told.append(reply)
+        check(server, plan, reply)
+
+    def made(*arguments: Any) -> Any:
+        found = batch(*arguments)
+        widths.append(found.inputs["input_ids"].shape[1])
+        return found
+
+    monkeypatch.setattr(Server, "check", noted)
+    monkeypatch.setattr(Classify, "batch", made)
+    train = {"group_by_length": False}
+    fedstrata.run(job("fedbt", "classify", clients={"count": 1}, method={"rounds": 1}, train=train | {"steps": 2}))
+    [reply] = told
+    total, squares = reply.work.tokens / 2, reply.work.pairs / 2  # batches of two texts
+    apart = (2 * squares - total**2) ** 0.5
+    read = {(total + apart) / 2, (total - apart) / 2}
+    assert any(read == set(pair) for pair in itertools.pairwise(widths))
+    assert "which of few batches tell how long their longest texts are" in beside("none", False)
 
 
 @pytest.mark.parametrize("level", ["none", "example", "client"])
@@ -208,3 +237,45 @@ def test_an_adapter_of_the_embeddings_tells_words_as_they_do(job: Jobs, merge: s
     [said] = forecast["readable"]
     assert (f"from the embeddings {READ['embeddings'].removesuffix(LENGTH)}; " in said) is told
     assert LENGTH not in said, "of positions nothing is sent"
+
+
+@pytest.mark.parametrize(("merge", "told"), [("plain", True), ("alternate", True), ("freeze_a", False)])
+def test_an_adapter_of_positions_alone_tells_the_length_of_the_longest_text(
+    job: Jobs, public: str, merge: str, told: bool
+) -> None:
+    """No word does it tell, so nothing was said of the embeddings, and nothing of the length."""
+    lora = {"kind": "lora", "rank": 2, "targets": ["position_embeddings"], "merge": merge}
+    made = job("fedavg", "classify", adapter=lora)
+    [forecast] = fedstrata.forecast(made).values()
+    [said] = forecast["readable"]
+    assert ("; the length of the longest text" in said) is told
+    findings = fedstrata.audit(made, public=public, attacks=["embeddings", "class_head"])["stages"][0]["findings"]
+    read = [one["attack"] for one in findings if one["channel"] == "adapters"]
+    assert ("columns of positions" in read) is told
+
+
+def test_what_was_trained_since_a_part_was_last_sent_is_said_not_to_be_attacked(
+    job: Jobs, public: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit starts a later round from a model, while a client has gone on with its own values of the part."""
+    one = {"steps": 1, "batch_size": 1, "weight_decay": 0.0, "seed": 1}
+    made = job("fedavg", "classify", train=one, wire={"part_period": 2}, method={"rounds": 4})
+    told, check = dict[int, torch.Tensor](), Server.check
+
+    def noted(server: Server, plan: Plan, reply: Reply) -> None:
+        if reply.client == "client-0" and "embeddings" in reply.weights:
+            table = server.parts.words
+            change = reply.weights["embeddings"][table] - server.received("embeddings")[table]
+            told.setdefault(len(told), change.any(1))
+        check(server, plan, reply)
+
+    monkeypatch.setattr(Server, "check", noted)
+    fedstrata.run(made)
+    monkeypatch.undo()
+    record = fedstrata.audit(made, public=public)["stages"][0]
+    words = [f for f in record["findings"] if f["setting"] == "1 step of round 2" and f["attack"] == "rows moved"]
+    [found] = [finding["figures"]["recall"]["count"][1] for finding in words]
+    assert found < int(told[0].sum()) - 2, "without what begins and ends a text"
+    line = "also tells of the texts of the rounds since the last sending ([wire] part_period)"
+    [said] = [note for note in record["notes"] if line in note]
+    assert said.startswith("embeddings, layer.1, pooler, head: what is sent in round 2 ")

@@ -7,8 +7,10 @@ part in the count.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fedstrata
 from fedstrata.client.model_pass import CachedPass
-from fedstrata.client.trainer import drain
+from fedstrata.client.trainer import Trainer, drain
 from fedstrata.engines.local import LocalEngine
+from fedstrata.exchanges import cut_pass
 from fedstrata.models.heads import KEY, HeadedModel
 from fedstrata.plan.messages import Reply, Request
 from fedstrata.plan.plan import Plan
 from fedstrata.reports.forecast import split_lines
 from fedstrata.runs import train as train_module
+from fedstrata.server.layers import SplitSession
 from fedstrata.tasks import Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.mlm import masked_lm
@@ -261,3 +265,58 @@ def test_flops_over_a_frozen_encoder_are_those_that_torch_counts(tmp_path: Path,
         )
     assert reply.flops == counter.get_total_flops() > 0
     assert (len(cache.places) in (0, 12)) == (room != 2e-5)
+
+
+class Inline:
+    """Finishes a step where torch counts it, not in a thread of its own."""
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        done = Future[None]()
+        done.set_result(call(*arguments))
+        return done
+
+
+OMITTED = {"privacy": {"omit": ["embeddings"]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "upper", "tables"),
+    [
+        ("mlm", 0, {}),
+        ("mlm", 0, OMITTED),
+        ("classify", 1, OMITTED),
+        ("mlm", 1, {"adapter": {"kind": "lora", "rank": 2, "merge": "plain"}}),
+        ("classify", 0, {"adapter": {"kind": "lora", "rank": 2, "merge": "plain"}}),
+    ],
+)
+def test_flops_on_both_sides_of_a_cut_are_those_that_torch_counts(
+    job: Jobs, monkeypatch: pytest.MonkeyPatch, kind: str, upper: int, tables: dict[str, Any]
+) -> None:
+    """Gradients come back through the server's layers and the upper ones whether or not something below learns."""
+    if "adapter" in tables:
+        pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    found = Counter[str]()
+
+    def count(owner: type, name: str, side: str) -> None:
+        plain = getattr(owner, name)
+
+        def counted(own: Any, *arguments: Any) -> Any:
+            with FlopCounterMode(display=False) as counter:
+                made = plain(own, *arguments)
+            trains = getattr(own, "optimizer", own) is not None  # a session for a score has none
+            found[side] += trains * counter.get_total_flops()
+            return made
+
+        monkeypatch.setattr(owner, name, counted)
+
+    monkeypatch.setattr(cut_pass, "_background", Inline)
+    count(SplitSession, "forward", "server")
+    count(SplitSession, "backward", "server")
+    count(Trainer, "_gradients", "both")
+    count(cut_pass.CutPass, "step", "both")
+    made = job("fedbert", kind, method={"mode": "parallel", "upper": upper, "rounds": 1}, **tables)
+    result = fedstrata.run(made)
+    lines = [json.loads(line) for line in (result.folder / "rounds.jsonl").read_text("utf-8").splitlines()]
+    trained = [line for line in lines if line.get("steps")]
+    assert sum(line["server_flops"] for line in trained) == found["server"] > 0
+    assert sum(line["flops"] for line in trained) == found["both"] - found["server"] > 0

@@ -303,6 +303,27 @@ def test_sending_only_what_changed_at_all_changes_no_bit(split: Jobs, mode: str,
     assert after["up", "gradients"] < before["up", "gradients"]
 
 
+@pytest.mark.parametrize("mode", ["share", "parallel"])
+def test_the_numbers_of_examples_tell_no_place_in_the_data(
+    split: Jobs, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """They count in each session from the first text that comes, and so name no row, nor the same one twice."""
+    told, forward = dict[tuple[int, str], list[int]](), SplitSession.forward
+
+    def noted(session: SplitSession, message: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if "examples" in message:
+            request = session.request
+            told.setdefault((request.round, request.client), []).extend(message["examples"].tolist())
+        return forward(session, message)
+
+    monkeypatch.setattr(SplitSession, "forward", noted)
+    fedstrata.run(split(mode, "classify", wire={"activations_changed": 0.0}, train={"epochs": 2}))
+    assert len(told) == 6
+    for numbers in told.values():
+        assert len(numbers) == 2 * len(set(numbers)), "each text comes twice"
+        assert list(dict.fromkeys(numbers)) == sorted(set(numbers))
+
+
 @pytest.mark.parametrize("state", ["persist", "reset"])
 def test_a_run_that_sends_changes_and_was_killed_goes_on_to_the_same_bits(split: Jobs, state: str) -> None:
     """What both ends keep ends with the round, so that a round that runs again begins with nothing, as before."""

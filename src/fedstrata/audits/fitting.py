@@ -73,7 +73,17 @@ def unread(bench: Bench, played: Bench | None) -> list[str]:
     if later := [name for name in sent_later(bench) if name not in sent]:
         rounds = "the first is" if played is None else f"the first and round {played.round + 1} are"
         found.append(f"{', '.join(later)}: sent in a later round, and not attacked here, where {rounds} played")
+    if played and (own := _trained_before(played)):
+        found.append(
+            f"{', '.join(own)}: what is sent in round {played.round + 1} also tells of the texts of the rounds "
+            "since the last sending ([wire] part_period); here that round's alone are trained on and counted"
+        )
     return [*dict.fromkeys(found)]
+
+
+def _trained_before(bench: Bench) -> list[str]:
+    """Sent parts of which a client goes on with its own values of earlier rounds, where it took part in them."""
+    return [part for part, since in bench.plan.between if part in bench.plan.send and since < bench.round]
 
 
 def _unread(bench: Bench) -> list[str]:

@@ -49,8 +49,8 @@ def over_kept_states_flops(parts: Parts, plan: Plan, work: Positions, below: Pos
 
 def train_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     """FLOPs of forward and backward passes of the plan's local model over ``work``."""
-    plan = replace(plan, layers=plan.local(parts), server=())
-    return forward_flops(parts, plan, work) + _backward_flops(parts, plan, work)
+    own = replace(plan, layers=plan.local(parts), server=())
+    return forward_flops(parts, own, work) + _backward_flops(parts, own, work, _cut(parts, plan))
 
 
 def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
@@ -58,7 +58,17 @@ def server_flops(parts: Parts, plan: Plan, work: Positions) -> int:
     if not plan.server:
         return 0
     whole = replace(plan, train=(*plan.train, *parts.adapted(plan.server)), server=())
-    return train_flops(parts, whole, work) - train_flops(parts, plan, work)
+    both = forward_flops(parts, whole, work) + _backward_flops(parts, whole, work, _cut(parts, plan))
+    return both - train_flops(parts, plan, work)
+
+
+def _cut(parts: Parts, plan: Plan) -> int | None:
+    """In the stack of a split model, the unit above the lower cut; None where the model is not split.
+
+    The gradient by its input is always computed: it is what the server, or the client above it, sends back.
+    """
+    away = set(parts.depths(plan.server))
+    return next((place for place, depth in enumerate(plan.layers, 1) if depth in away), None)
 
 
 def _linear(part: Part, work: Positions) -> int:
@@ -92,13 +102,14 @@ def _local_stack(parts: Parts, layers: Sequence[int]) -> list[list[Part]]:
     return [*(_unit(parts, i) for i in (None, *layers)), *([p] for p in parts.each if p.kind in ABOVE)]
 
 
-def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
-    """Walks from the head down to the lowest unit in which something is trained."""
+def _backward_flops(parts: Parts, plan: Plan, work: Positions, cut: int | None) -> int:
+    """Walks from the head down to the lowest unit in which something is trained, or to a split model's cut."""
     stack = _local_stack(parts, plan.layers)
     learning = [any(part.name in plan.train for part in unit) for unit in stack]
-    if not any(learning):
+    reached = [i for i, learns in enumerate(learning) if learns or i == cut]
+    if not reached:
         return 0
-    place = learning.index(True)
+    place = reached[0]
     lowest = stack[place][0]
     trained_kinds = {part.kind for part in parts.each if part.name in plan.train}
     total = sum(
@@ -110,6 +121,8 @@ def _backward_flops(parts: Parts, plan: Plan, work: Positions) -> int:
         total += (1 + head) * _head_layers(parts, work) + 2 * len(parts.head_layers) * _attention(parts, work)
     # a tied decoder multiplies in the head and learns with the embeddings
     total += (embeddings - head) * 2 * work.predicted * parts.tied
+    if place == cut:
+        return total
     if encoder and lowest.name not in plan.train:  # frozen, but its adapters learn
         return total - _below_adapters(parts, stack[place], plan, work)
     return total - _input_gradient(parts, lowest, head and not encoder, work)

@@ -103,19 +103,17 @@ class ChangedPass(CutPass):
 
     Attributes:
         end: makes them.
-        index: the client's examples, ``[n]``: the server is told their places in it.
+        numbers: example -> what the server is told to know it again by: they count from the session's first text.
+            An example's place in the client's data would name the same row in every round.
     """
 
     end: ChangedClient
-    index: Index
-
-    def __post_init__(self) -> None:
-        self.places = {int(example): place for place, example in enumerate(self.index)}
+    numbers: dict[int, int] = field(default_factory=dict)
 
     def inputs(self, chosen: Index, batch: Batch) -> Batch:
         """The batch as it is; which examples it has, and what the client reads of the server's output."""
         batch = super().inputs(chosen, batch)
-        self.end.examples = torch.tensor([self.places[i] for i in chosen.tolist()])
+        self.end.examples = torch.tensor([self.numbers.setdefault(i, len(self.numbers)) for i in chosen.tolist()])
         read = read_tokens(batch, self.working, self.plan)
         self.end.read = read[batch.inputs["attention_mask"] > 0].cpu()
         return batch
@@ -149,5 +147,5 @@ def pass_of(work: Work, cached: FeatureCache | None) -> ModelPass:
     end = client_end(form, working.parts.hidden, work.data.store.folder, room)
     cut = CutLayer(work.link, end)
     if isinstance(end, ChangedClient):
-        return ChangedPass(working, plan, work.link, cut, end=end, index=work.data.index)
+        return ChangedPass(working, plan, work.link, cut, end=end)
     return CutPass(working, plan, work.link, cut)

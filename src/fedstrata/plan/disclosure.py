@@ -51,7 +51,10 @@ READ: Mapping[Channel, str] = {
         "nearly every word of every batch with its position; from gradients, the masked positions and words, or "
         "every label; with activations_changed, which texts come again and which of their tokens moved"
     ),
-    "reply": "the number of examples, of steps and of tokens, the loss, scores, and how long training took",
+    "reply": (
+        "the number of examples, of predictions, of steps and of tokens, which of few batches tell how long their "
+        "longest texts are, the loss, scores, and how long training took"
+    ),
 }
 """Channel -> what whoever receives it can read."""
 
@@ -137,6 +140,8 @@ def channels(parts: Parts, sent: Iterable[str], target: str) -> dict[Channel, st
     telling = (POSITIONS, POSITION_FACTORS, DISTANCES)
     if "embeddings" in read and not any(table.search(name) for table in telling for name in whole):
         read["embeddings"] = read["embeddings"].replace(LENGTH, "")
+    if "embeddings" not in read and any(POSITION_FACTORS.search(name) for name in whole):
+        read["adapters"] += "; the length of the longest text"
     return read
 
 

@@ -30,8 +30,9 @@ and one test. LoRA all r8 plain 1 bit trains and sends both factors of an adapte
 rows take turns; it was added when the other rows with scores had been tested, after pilots with one seed on rows
 kept from sst2's training and on development rows of jnlpba. On sst2 with Dirichlet partitions LoRA all r8 1 bit
 was added when LoRA all r8 plain 1 bit had ended at 0.646 with one of five seeds. FedBERT LoRA all r8 int4 15 % was
-added when FedBERT int4 15 % had been tested, nearly all of whose bytes are embeddings. A row that has not run says
-so; nothing is filled in.
+added when FedBERT int4 15 % had been tested, nearly all of whose bytes are embeddings; its TFLOP are without the
+gradients that the server sends back to the cut, which have been counted since and add about 2 %. A row that has
+not run says so; nothing is filled in.
 
 When the confirmation had shown LoRA all r8 plain 1 bit below FedAvg on jnlpba, two pilots with one seed on its
 development rows asked whether more bytes would help there: rank 32 (0.39 % of FedAvg's bytes), and adapters on the

@@ -114,7 +114,7 @@ def test_a_reply_tells_how_many_tokens_went_through_the_model(job: Jobs, monkeyp
     fedstrata.run(job("fedbt", "classify", method={"rounds": 1}))
     assert told
     assert all(told)
-    assert "of steps and of tokens" in beside("none", False)
+    assert "steps and tokens" in beside("none", False)
 
 
 def test_a_reply_tells_the_longest_texts_of_two_batches(job: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_reply_tells_the_longest_texts_of_two_batches(job: Jobs, monkeypatch: 
     apart = (2 * squares - total**2) ** 0.5
     read = {(total + apart) / 2, (total - apart) / 2}
     assert any(read == set(pair) for pair in itertools.pairwise(widths))
-    assert "which of few batches tell how long their longest texts are" in beside("none", False)
+    assert "if there are few batches, the length of the longest text of each" in beside("none", False)
 
 
 @pytest.mark.parametrize("level", ["none", "example", "client"])

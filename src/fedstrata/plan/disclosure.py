@@ -52,8 +52,8 @@ READ: Mapping[Channel, str] = {
         "every label; with activations_changed, which texts come again and which of their tokens moved"
     ),
     "reply": (
-        "the number of examples, of predictions, of steps and of tokens, which of few batches tell how long their "
-        "longest texts are, the loss, scores, and how long training took"
+        "the numbers of examples, predictions, steps and tokens; if there are few batches, the length of the "
+        "longest text of each; the loss, scores, and how long training took"
     ),
 }
 """Channel -> what whoever receives it can read."""

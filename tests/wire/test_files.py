@@ -12,8 +12,9 @@ import pytest
 
 import fedstrata
 from fedstrata.data.tokens import tokenize
+from fedstrata.models import scratch
 from fedstrata.models.folders import write_tokenizer
-from fedstrata.wire.files import append_bytes, append_lines, read_lines, reserve, write_bytes
+from fedstrata.wire.files import append_bytes, append_lines, copy_folder, read_lines, reserve, write_bytes
 from full_disk import full_after
 from tiny import SENTENCES, tokenizer
 
@@ -48,6 +49,28 @@ def test_a_link_in_the_place_of_what_is_half_written_is_not_followed(tmp_path: P
     assert (tmp_path / "own").read_text() == "kept"
     assert (tmp_path / "page").read_text() == "written"
     assert not (tmp_path / "page").is_symlink()
+
+
+def _other_disk(source: Any, target: Any) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+
+
+@pytest.mark.parametrize("copy", [copy_folder, scratch.publish])
+def test_a_folder_that_does_not_fit_on_another_disk_names_its_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: Callable[[Path, Path], None]
+) -> None:
+    """A run with a new model ended with a list of pairs of files, half of which took the last room."""
+    (tmp_path / "from").mkdir()
+    for name, size in (("a", 10), ("b", 2000)):
+        (tmp_path / "from" / name).write_bytes(bytes(size))
+    for call in ("link", "rename"):
+        monkeypatch.setattr(os, call, _other_disk)
+    with full_after(1000), pytest.raises(OSError, match="File too large") as found:
+        copy(tmp_path / "from", tmp_path / "to")
+    assert found.value.errno == errno.EFBIG
+    assert Path(found.value.filename).name == "b"
+    assert Path(found.value.filename).parent != tmp_path / "from"
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
 def test_a_last_line_that_a_kill_cut_short_is_not_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedstrata.models.families import FAMILIES, PRESETS
 from fedstrata.models.folders import write_tokenizer
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.wire.files import copy_folder
 
 END = "<|endoftext|>"
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -171,10 +172,10 @@ def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Hea
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Move a folder to another place, whole or not at all."""
+    """Put a folder into another place too, whole or not at all."""
     partial = target.with_name(f".{target.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.move(folder, partial)
+    copy_folder(folder, partial)
     os.replace(partial, target)
 
 

@@ -22,7 +22,7 @@ from fedstrata.server.state import newest_commit
 from fedstrata.sweeps.begun import check_cells
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import clear, link, write_bytes
+from fedstrata.wire.files import clear, copy_folder, link, write_bytes
 
 Progress = Callable[[events.Event], None]
 MODELS = ("start", "model", "shared", "clients", "adapter", "base")
@@ -117,7 +117,7 @@ class _Scheduler:
                 if usable and (name, same) == (stage, digest):
                     half = target.with_name(f".{stage}.part")
                     shutil.rmtree(half, ignore_errors=True)
-                    shutil.copytree(found, half, copy_function=_taken_over)
+                    copy_folder(found, half, _taken_over)
                     os.replace(half, target)
                     return
 

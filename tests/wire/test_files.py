@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 import fedstrata
 from fedstrata.data.tokens import tokenize
-from fedstrata.models import scratch
+from fedstrata.models import checkpoints, scratch
+from fedstrata.models.adapter_folder import save_adapters
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.folders import write_tokenizer
 from fedstrata.wire.files import append_bytes, append_lines, copy_folder, read_lines, reserve, write_bytes
 from full_disk import full_after
@@ -126,6 +129,21 @@ def test_a_tokenizer_that_does_not_fit_names_its_folder(tmp_path: Path) -> None:
     with full_after(500), pytest.raises(OSError, match="File too large") as found:
         write_tokenizer(tokenizer(), tmp_path)
     assert found.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterConfig((("default", 2),), 4.0, None, 0.0, "gaussian", "plain")])
+def test_a_config_that_does_not_fit_names_its_folder(
+    model_folder: Callable[..., Path], tmp_path: Path, adapter: AdapterConfig | None
+) -> None:
+    """A run that saved its model on a full disk ended with a system error that named no file."""
+    if adapter:
+        pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    loaded = checkpoints.load(str(model_folder()), "mlm", None, 0, adapter=adapter)
+    weights = {name: tensor.detach() for name, tensor in loaded.model.named_parameters()}
+    save = partial(save_adapters, base="base") if adapter else checkpoints.save
+    with full_after(50), pytest.raises(OSError, match="File too large") as found:
+        save(loaded, weights, tmp_path / "to")
+    assert str(tmp_path) in str(found.value.filename)
 
 
 def test_tokens_that_do_not_fit_name_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

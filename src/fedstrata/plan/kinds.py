@@ -44,6 +44,8 @@ AUDIT = "audit.json"
 """What an audit writes into a run's folder."""
 AUDIT_FORMAT = 1
 """Version of that file."""
+PAGE = "report.html"
+"""The page of a run, a sweep or one of its cells."""
 TRACK = "track"
 """The folder in a run's folder in which trackers write their files, from before anything is trained."""
 CHOICES = "choices.toml"

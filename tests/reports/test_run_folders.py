@@ -16,7 +16,7 @@ import tomli_w
 from filelock import FileLock
 
 from fedstrata.errors import UserError
-from fedstrata.plan.kinds import LOCK
+from fedstrata.plan.kinds import CHOICES, LOCK
 from fedstrata.reports.report import write_report
 from fedstrata.reports.runs import curve, headline, load_run, load_runs, score
 from fedstrata.reports.tables import result_rows
@@ -163,6 +163,17 @@ def test_of_stages_the_one_that_is_not_finished_is_going_on(staged: Make) -> Non
         made = load_run(folder)
     assert made.result["status"] == "running"
     assert [stage.result["status"] for stage in made.stages] == ["finished", "running"]
+
+
+def test_killed_stages_are_in_the_jobs_order_whatever_the_times_of_their_files(staged: Make) -> None:
+    """In a copy, or after a clock was set back, the first stage could be taken for the last."""
+    folder = staged("pretrain", "finetune")
+    (folder / "result.json").unlink()
+    (folder / CHOICES).write_text("[stages.pretrain.train]\n[stages.finetune.train]\n[stages.third.train]\n")
+    os.utime(folder / "stages" / "finetune" / "job.toml", (1, 1))
+    made = load_run(folder)
+    assert [stage.name for stage in made.stages] == ["pretrain", "finetune"]
+    assert made.result["stage"] == "finetune"
 
 
 def test_a_broken_line_in_the_middle_is_an_error(run: Make) -> None:

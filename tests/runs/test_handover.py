@@ -128,6 +128,21 @@ def test_clients_that_test_on_rows_of_their_own_are_compared_on_these(job: Jobs)
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_the_last_stages_rows_are_compared_on_whatever_the_times_of_files(job: Jobs, tmp_path: Path) -> None:
+    """In a copy of the folder they were an earlier stage's, if its files were written later."""
+    pytest.importorskip("onnxruntime")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("".join(f'"{text}",{label}\n' for text, label in [("text", "label"), *SENTENCES[:4]]), "utf-8")
+    made = job("fedavg", method={"rounds": 1})
+    del made["task"]
+    first, second = ({"name": name, "task": {"kind": kind}} for name, kind in (("a", "mlm"), ("b", "classify")))
+    folder = fedstrata.run({**made, "stages": [first, {**second, "data": {"test": str(rows)}}]}).folder
+    os.utime(folder / "stages" / "b" / "job.toml", (1, 1))
+    [report], where = export(folder)
+    assert (report.texts, where) == (4, "4 test rows")
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_run_records_sources_by_their_names_so_that_its_job_is_played_and_exported(
     job: Jobs, tmp_path: Path
 ) -> None:

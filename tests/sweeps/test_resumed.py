@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.events import CellStarted, RoundEnded
+from fedstrata.reports.report import write_report
 from fedstrata.server.ended import damaged_end
 from fedstrata.sweeps import begun
 from fedstrata.sweeps.cells import cells
@@ -231,6 +234,23 @@ def test_more_rounds_of_finished_cells(model_folder: Callable[..., Path], tmp_pa
     assert not started(job, {"method.rounds": 2})
     with pytest.raises(UserError, match=r"^cell 'a, seed 0': .*began with method.rounds = 2, the job now says 1"):
         started(job, {})
+
+
+def test_a_cells_page_shows_its_new_rounds_whatever_the_clock_says(
+    model_folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    """If the clock was set back meanwhile, the page of fewer rounds was newer than the result, and stayed."""
+    kept = {"output": {"keep_state": True}}
+    made = begun_sweep(tmp_path / "one", model_folder(layers=1), **kept)
+    job = {**made, "output": {"dir": str(tmp_path / "one"), "keep_state": True}}
+    write_report([tmp_path / "one"])
+    page = tmp_path / "one" / "cells" / "a" / "seed-0" / "report.html"
+    before = page.read_bytes()
+    later = time.time() + 1000
+    os.utime(page, (later, later))
+    started(job, {"method.rounds": 2})
+    write_report([tmp_path / "one"])
+    assert page.read_bytes() != before
 
 
 def test_more_rounds_that_fail_leave_no_score_of_fewer(model_folder: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import pytest
 
 import fedstrata
 from fedstrata.data.tokens import tokenize
+from fedstrata.models import checkpoints, scratch
+from fedstrata.models.adapter_folder import save_adapters
+from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.folders import write_tokenizer
-from fedstrata.wire.files import append_bytes, append_lines, read_lines, reserve, write_bytes
+from fedstrata.wire.files import append_bytes, append_lines, copy_folder, read_lines, reserve, write_bytes
 from full_disk import full_after
 from tiny import SENTENCES, tokenizer
 
@@ -48,6 +52,28 @@ def test_a_link_in_the_place_of_what_is_half_written_is_not_followed(tmp_path: P
     assert (tmp_path / "own").read_text() == "kept"
     assert (tmp_path / "page").read_text() == "written"
     assert not (tmp_path / "page").is_symlink()
+
+
+def _other_disk(source: Any, target: Any) -> None:
+    raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source, None, target)
+
+
+@pytest.mark.parametrize("copy", [copy_folder, scratch.publish])
+def test_a_folder_that_does_not_fit_on_another_disk_names_its_file_and_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: Callable[[Path, Path], None]
+) -> None:
+    """A run with a new model ended with a list of pairs of files, half of which took the last room."""
+    (tmp_path / "from").mkdir()
+    for name, size in (("a", 10), ("b", 2000)):
+        (tmp_path / "from" / name).write_bytes(bytes(size))
+    for call in ("link", "rename"):
+        monkeypatch.setattr(os, call, _other_disk)
+    with full_after(1000), pytest.raises(OSError, match="File too large") as found:
+        copy(tmp_path / "from", tmp_path / "to")
+    assert found.value.errno == errno.EFBIG
+    assert Path(found.value.filename).name == "b"
+    assert Path(found.value.filename).parent != tmp_path / "from"
+    assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
 def test_a_last_line_that_a_kill_cut_short_is_not_read(tmp_path: Path) -> None:
@@ -103,6 +129,21 @@ def test_a_tokenizer_that_does_not_fit_names_its_folder(tmp_path: Path) -> None:
     with full_after(500), pytest.raises(OSError, match="File too large") as found:
         write_tokenizer(tokenizer(), tmp_path)
     assert found.value.filename == str(tmp_path)
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterConfig((("default", 2),), 4.0, None, 0.0, "gaussian", "plain")])
+def test_a_config_that_does_not_fit_names_its_folder(
+    model_folder: Callable[..., Path], tmp_path: Path, adapter: AdapterConfig | None
+) -> None:
+    """A run that saved its model on a full disk ended with a system error that named no file."""
+    if adapter:
+        pytest.importorskip("peft", reason="adapters need the extra 'lora'")
+    loaded = checkpoints.load(str(model_folder()), "mlm", None, 0, adapter=adapter)
+    weights = {name: tensor.detach() for name, tensor in loaded.model.named_parameters()}
+    save = partial(save_adapters, base="base") if adapter else checkpoints.save
+    with full_after(50), pytest.raises(OSError, match="File too large") as found:
+        save(loaded, weights, tmp_path / "to")
+    assert str(tmp_path) in str(found.value.filename)
 
 
 def test_tokens_that_do_not_fit_name_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,15 @@ from torch import nn
 from fedstrata.models.adapter_names import BASE, FACTOR
 from fedstrata.models.adapters import adapted_modules
 from fedstrata.models.checkpoints import Loaded, save, write_files
-from fedstrata.models.folders import ADAPTER_WEIGHTS, CODE, link_files, partial_folder, publish, write_card
+from fedstrata.models.folders import (
+    ADAPTER_WEIGHTS,
+    CODE,
+    link_files,
+    partial_folder,
+    publish,
+    write_card,
+    write_config,
+)
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.store import write_tensors
 
@@ -75,7 +83,7 @@ def save_adapters(
         inference_mode=True,
     )
     partial = partial_folder(folder)
-    config.save_pretrained(partial)
+    write_config(config, partial)
     write_tensors(partial / ADAPTER_WEIGHTS, {name: tensor.contiguous() for name, tensor in tensors.items()})
     if like is None:
         write_files(loaded, partial)

@@ -27,7 +27,15 @@ from fedstrata.models.adapters import (
 from fedstrata.models.belonging import check_tied, check_types, check_vocabulary, fresh_parts
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
-from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
+from fedstrata.models.folders import (
+    WEIGHTS,
+    partial_folder,
+    publish,
+    stand_alone,
+    write_card,
+    write_config,
+    write_tokenizer,
+)
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts, fixed_tensors
@@ -209,7 +217,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
     else:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
-    config.save_pretrained(folder)
+    write_config(config, folder)
     write_tokenizer(loaded.tokenizer, folder, max_positions(loaded.model))
     return write_headed(folder) if getattr(config, KEY, None) else ""
 

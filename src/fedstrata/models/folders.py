@@ -85,6 +85,12 @@ def write_tokenizer(tokenizer: Any, folder: Path, most: int | None = None) -> No
         tokenizer.save_pretrained(folder)
 
 
+def write_config(config: Any, folder: Path) -> None:
+    """Write a model's or an adapter's config; on a full disk their libraries do not say where."""
+    with named(folder):
+        config.save_pretrained(folder)
+
+
 @contextmanager
 def _system_errors(folder: Path) -> Iterator[None]:
     """Inside, what a library in Rust raises of the system is an OSError, as that of Python, with a name."""

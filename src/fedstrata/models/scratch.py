@@ -20,9 +20,10 @@ from fedstrata.errors import UserError, did_you_mean, first_words
 from fedstrata.models.checkpoints import Loaded, class_of, fast_tokenizer, max_positions, save
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, fit_config
 from fedstrata.models.families import FAMILIES, PRESETS
-from fedstrata.models.folders import write_tokenizer
+from fedstrata.models.folders import write_config, write_tokenizer
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.parts import find_parts, part_tensors
+from fedstrata.wire.files import copy_folder
 
 END = "<|endoftext|>"
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
@@ -93,7 +94,7 @@ def init_from_config(
         fast = train_tokenizer(texts, config.vocab_size, type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING)
     if fast is not None:
         _fit_to_tokenizer(config, fast, "vocab_size" in settings)
-    config.save_pretrained(folder)
+    write_config(config, folder)
     try:
         with torch.device("meta"):
             fit = fit_config("of [model.config]", config_of(str(folder)), kind, labels, head)
@@ -171,10 +172,10 @@ def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Hea
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Move a folder to another place, whole or not at all."""
+    """Put a folder into another place too, whole or not at all."""
     partial = target.with_name(f".{target.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
-    shutil.move(folder, partial)
+    copy_folder(folder, partial)
     os.replace(partial, target)
 
 

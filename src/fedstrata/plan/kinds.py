@@ -44,8 +44,12 @@ AUDIT = "audit.json"
 """What an audit writes into a run's folder."""
 AUDIT_FORMAT = 1
 """Version of that file."""
+PAGE = "report.html"
+"""The page of a run, a sweep or one of its cells."""
 TRACK = "track"
 """The folder in a run's folder in which trackers write their files, from before anything is trained."""
+CHOICES = "choices.toml"
+"""In a run's folder: its stages in their order, and what was settled for each when the run began."""
 LOCK = ".fedstrata.lock"
 """The file that the process that writes a run's folder holds locked; the lock goes with the process."""
 FORMAT = 3

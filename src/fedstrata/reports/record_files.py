@@ -1,4 +1,4 @@
-"""The files of a run's folder, as they are read: JSON objects, lines of JSON, parts."""
+"""The files of a run's folder, as they are read: JSON objects, lines of JSON, parts, and the stages in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedstrata.errors import UserError
+from fedstrata.job.toml import read_toml
+from fedstrata.plan.kinds import CHOICES
 from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
 
@@ -80,6 +82,22 @@ def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ..
         lines = _one_by_one(path, texts)
     check_record(path, lines, kind)
     return tuple(lines)
+
+
+def stages_on_disk(folder: Path) -> list[str]:
+    """Names of a run's stages that have begun, in the job's order.
+
+    Times of files tell the order only where a run has not written it: a copy of the folder gives them any, and so
+    does a clock that was set back.
+
+    Raises:
+        UserError: the file with the order is damaged.
+    """
+    found = read_toml(folder / CHOICES).get("stages") if (folder / CHOICES).exists() else None
+    order = list(found) if isinstance(found, dict) else []
+    begun = sorted((folder / "stages").glob("*/job.toml"), key=lambda path: (path.stat().st_mtime_ns, path))
+    names = [path.parent.name for path in begun]
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
 
 
 def _one_by_one(path: Path, texts: Sequence[bytes]) -> list[Any]:

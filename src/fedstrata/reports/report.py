@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata.errors import UserError
+from fedstrata.plan.kinds import PAGE
 from fedstrata.reports.audit import read_audit
 from fedstrata.reports.page import write_page
 from fedstrata.reports.runs import load_runs
 from fedstrata.reports.sweep_files import is_sweep
-from fedstrata.reports.sweep_page import PAGE, write_sweep_page
+from fedstrata.reports.sweep_page import write_sweep_page
 
 
 def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:

@@ -18,7 +18,7 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
 from fedstrata.reports.parts import PartRecord
-from fedstrata.reports.record_files import record_lines, record_object, record_parts
+from fedstrata.reports.record_files import record_lines, record_object, record_parts, stages_on_disk
 from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
 from fedstrata.wire.files import endless_file, locked
 
@@ -131,7 +131,7 @@ def load_run(folder: Path) -> Run:
     result = record_object(folder / "result.json", RESULT)
     job = read_toml(folder / "job.toml") if (folder / "job.toml").exists() else {}
     check_format(folder, result or job or {"format": FORMAT})
-    names = result.get("stages") or _stages_on_disk(folder / "stages")
+    names = result.get("stages") or stages_on_disk(folder)
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
     rounds = record_lines(folder / "rounds.jsonl", ROUNDS)
     ledger = record_lines(folder / "ledger.jsonl", LEDGER)
@@ -289,8 +289,3 @@ def _goes_on(folder: Path) -> bool:
     """Whether a process is at the run of a folder; that of a stage's is at the run that it belongs to."""
     folder = folder.resolve()
     return locked(folder / LOCK) or (folder.parent.name == "stages" and locked(folder.parent.parent / LOCK))
-
-
-def _stages_on_disk(folder: Path) -> list[str]:
-    """Names of the stages begun, oldest first."""
-    return [job.parent.name for job in sorted(folder.glob("*/job.toml"), key=lambda j: (j.stat().st_mtime_ns, j))]

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from matplotlib.figure import Figure
 
-from fedstrata.plan.kinds import LOWER_IS_BETTER
+from fedstrata.plan.kinds import LOWER_IS_BETTER, PAGE
 from fedstrata.reports import plots
 from fedstrata.reports.html_table import Head, HtmlTable
 from fedstrata.reports.page import render, shown, write_page
@@ -21,7 +21,6 @@ from fedstrata.reports.sweep import SweepRow, finished
 from fedstrata.reports.sweep_files import SweepTable, read_table
 from fedstrata.reports.sweep_text import by_stage, column_heads, note, table_cells, verdicts
 
-PAGE = "report.html"
 MOST_CURVES = 500
 """Cells of a sweep whose rounds are drawn; of more the curves are left out."""
 

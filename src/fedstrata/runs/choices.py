@@ -13,12 +13,11 @@ import tomli_w
 
 from fedstrata.job.tables import Job
 from fedstrata.job.toml import read_toml
-from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.kinds import CHOICES, FORMAT
 from fedstrata.runs.folder import check_format
 from fedstrata.runs.resume import as_recorded
 from fedstrata.wire.files import write_bytes
 
-CHOICES = "choices.toml"
 KEYS = {"train": ("device", "precision"), "engine": ("threads",)}
 """What bits depend on and a job may leave open."""
 

@@ -18,6 +18,7 @@ from fedstrata.job.file import load
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import written_whole
+from fedstrata.reports.record_files import stages_on_disk
 
 if TYPE_CHECKING:
     from fedstrata.models.onnx import OnnxReport
@@ -190,9 +191,9 @@ def _test_texts(model: Path) -> tuple[Sequence[Any], str]:
     """
     own = model.parent.name if model.parent.parent.name == "clients" else None
     run = model.parents[2] if own else model.parent
-    stages = sorted((run / "stages").glob("*/job.toml"), key=lambda path: path.stat().st_mtime)
-    path = run / "job.toml" if (run / "job.toml").exists() else (stages[-1] if stages else None)
-    if path is None:
+    last = next(reversed(stages_on_disk(run)), "")
+    path = run / "stages" / last / "job.toml" if last else run / "job.toml"
+    if not path.exists():
         return PLAIN, f"{len(PLAIN)} plain texts, as there is no run beside the model"
     table = read_toml(path)
     try:

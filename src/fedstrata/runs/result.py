@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstrata.errors import UserError, four_decimals, megabytes
 from fedstrata.models.folders import FILES
-from fedstrata.wire.files import clear, link, read_lines, replace_folder, write_bytes
+from fedstrata.wire.files import clear, copy_folder, read_lines, replace_folder, write_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -196,7 +196,7 @@ def combine_stages(stages: Sequence[Result], folder: Path, otherwise: bool) -> R
         if (stages[-1].folder / name).exists():
             partial = folder / f".{name}.part"
             shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(stages[-1].folder / name, partial, copy_function=link)
+            copy_folder(stages[-1].folder / name, partial)
             replace_folder(partial, folder / name, FILES)
         else:
             clear(folder / name, FILES)

@@ -14,6 +14,7 @@ from fedstrata import events
 from fedstrata.events import CellEnded, CellEvent, CellStarted
 from fedstrata.job.file import Overrides, content_of
 from fedstrata.models.folders import FILES
+from fedstrata.plan.kinds import PAGE
 from fedstrata.reports.sweep import FAILED, SweepRow
 from fedstrata.reports.sweep_files import write_table
 from fedstrata.runs.folder import check_output_dir, mark
@@ -22,7 +23,7 @@ from fedstrata.server.state import newest_commit
 from fedstrata.sweeps.begun import check_cells
 from fedstrata.sweeps.cells import Cell, Sweep, cells
 from fedstrata.sweeps.workers import Message, Worker, Workers, sole_user
-from fedstrata.wire.files import clear, link, write_bytes
+from fedstrata.wire.files import clear, copy_folder, link, write_bytes
 
 Progress = Callable[[events.Event], None]
 MODELS = ("start", "model", "shared", "clients", "adapter", "base")
@@ -99,7 +100,8 @@ class _Scheduler:
         mark(cell.folder)
         for stage, digest in cell.stages.items() if len(cell.stages) > 1 else ():
             self._share(cell, stage, digest)
-        (cell.folder / FAILED).unlink(missing_ok=True)
+        for name in (FAILED, PAGE):  # a page is kept by its time, which a clock that was set back makes newer
+            (cell.folder / name).unlink(missing_ok=True)
         worker = self.workers.idle()
         self.progress(CellStarted(str(cell), self.cells.index(cell), len(self.cells), self.over))
         worker.start(cell, self.job)
@@ -117,7 +119,7 @@ class _Scheduler:
                 if usable and (name, same) == (stage, digest):
                     half = target.with_name(f".{stage}.part")
                     shutil.rmtree(half, ignore_errors=True)
-                    shutil.copytree(found, half, copy_function=_taken_over)
+                    copy_folder(found, half, _taken_over)
                     os.replace(half, target)
                     return
 

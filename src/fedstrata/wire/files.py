@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
@@ -196,6 +196,26 @@ def link(source: str | Path, target: str | Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def copy_folder(source: Path, target: Path, copy: Callable[[str, str], object] = link) -> None:
+    """Make a folder anew as a copy of another one, each file by ``copy``; whole or not at all.
+
+    Raises:
+        OSError: the first one, as of a full disk, with the name of what is missing; shutil's raises a list.
+    """
+    found = [source, *sorted(source.rglob("*"))]
+    try:
+        for path in found:
+            place = target / path.relative_to(source)
+            if path.is_dir():
+                place.mkdir(parents=True)
+            else:
+                copy(str(path), str(place))
+    except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)  # on a full disk the status of the run needs its room
+        error.filename, error.filename2 = str(place), None
+        raise
 
 
 def clear(folder: Path, names: Collection[str]) -> None:

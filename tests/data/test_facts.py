@@ -47,6 +47,8 @@ def written(path: Path, rows: list[tuple[str, str]]) -> str:
         (["a", "b"], ["a\u3164", "b"], "which differ in characters that are not shown alone"),
         (["A", "b"], ["a \ufeff", "b"], "in characters that are not shown, blanks, capital letters or"),
         (["a", "b"], ["a", "N/A"], "holds 'N/A', which stands for a missing value"),
+        (["a", "b"], ["a", "#REF!"], "holds '#REF!', which stands for a missing value"),
+        (["a", "b"], ["a", "#DIV/0!"], "holds '#DIV/0!', which stands for a missing value"),
         (["a", "b"], ["a", "NaN"], "holds 'NaN', which stands for a missing value"),
     ],
 )

@@ -63,9 +63,15 @@ def did_you_mean(found: object, expected: Iterable[str]) -> str:
 
     words = [str(word) for word in expected]
     near = difflib.get_close_matches(str(found), words, n=1)
+    expected_words = f"expected one of: {listed(words)}"
+    return f"did you mean {near[0]!r}? ({expected_words})" if near else expected_words
+
+
+def listed(expected: Iterable[str]) -> str:
+    """Words between commas, and of many how many more there are."""
+    words = list(expected)
     more = f", and {len(words) - MOST_LISTED:,} more" if len(words) > MOST_LISTED else ""
-    listed = f"expected one of: {', '.join(words[:MOST_LISTED])}{more}"
-    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+    return ", ".join(words[:MOST_LISTED]) + more
 
 
 def plural(number: int, noun: str) -> str:

@@ -219,6 +219,7 @@ def _models(folder: Path) -> None:
     damaged("number-class", with_config(architectures=3))
     damaged("strange-head", with_config(fedstrata_head={"kind": "mean", "twist": 1}))
     damaged("no-shards", _without_shards)
+    damaged("elsewhere", _of_another)
     damaged("decoder", with_config(is_decoder=True))
     names = {"architectures": ["BertForSequenceClassification"], "id2label": {0: "kidney", 1: "heart", 2: "eye"}}
     damaged("other-order", with_config(**names))
@@ -235,6 +236,13 @@ def _tokenizer(**keys: Any) -> Callable[[Path], object]:
 def _without_shards(at: Path) -> None:
     (at / "model.safetensors").unlink()
     (at / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+
+
+def _of_another(at: Path) -> None:
+    (at / "model.safetensors").unlink()
+    places = {"bert.embeddings.word_embeddings.weight": "../bert/model.safetensors"}
+    index = {"metadata": {}, "weight_map": places}
+    (at / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _runs(folder: Path) -> None:

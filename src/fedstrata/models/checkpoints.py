@@ -24,7 +24,7 @@ from fedstrata.models.adapters import (
     take_adapters,
     without_adapters,
 )
-from fedstrata.models.belonging import check_tied, check_types, check_vocabulary, fresh_parts
+from fedstrata.models.belonging import check_files, check_tied, check_types, check_vocabulary, fresh_parts
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import WEIGHTS, partial_folder, publish, stand_alone, write_card, write_tokenizer
@@ -215,6 +215,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
 
 
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
+    check_files(name)
     try:
         return auto.from_pretrained(  # type: ignore[no-any-return]
             name,

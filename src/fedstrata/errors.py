@@ -21,6 +21,33 @@ class UserError(Exception):
     """
 
 
+class TokenizerError(UserError):
+    """A model's tokenizer does not take the texts; what its library raised is the ``__cause__``.
+
+    A site does not send its server such a sentence: a server could ask by it what its texts hold.
+    """
+
+
+def panicked(error: BaseException) -> bool:
+    """Whether a library in Rust has panicked, which is no Exception in Python."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextmanager
+def tokenizing(name: str) -> Iterator[None]:
+    """Inside, what a model's tokenizer raises, or panics with, is a sentence; want of memory stays what it is."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except BaseException as error:
+        if not (isinstance(error, Exception) or panicked(error)):
+            raise
+        raise TokenizerError(
+            f"model {name}: its tokenizer fails on a text ({first_words(error)}); expected one that takes any text"
+        ) from error
+
+
 @contextmanager
 def naming(where: str) -> Iterator[None]:
     """Sentences about what is done inside begin with where it is."""
@@ -36,9 +63,15 @@ def did_you_mean(found: object, expected: Iterable[str]) -> str:
 
     words = [str(word) for word in expected]
     near = difflib.get_close_matches(str(found), words, n=1)
+    expected_words = f"expected one of: {listed(words)}"
+    return f"did you mean {near[0]!r}? ({expected_words})" if near else expected_words
+
+
+def listed(expected: Iterable[str]) -> str:
+    """Words between commas, and of many how many more there are."""
+    words = list(expected)
     more = f", and {len(words) - MOST_LISTED:,} more" if len(words) > MOST_LISTED else ""
-    listed = f"expected one of: {', '.join(words[:MOST_LISTED])}{more}"
-    return f"did you mean {near[0]!r}? ({listed})" if near else listed
+    return ", ".join(words[:MOST_LISTED]) + more
 
 
 def plural(number: int, noun: str) -> str:
@@ -58,7 +91,7 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.3f} MB" if 0 < count < 1e5 else f"{count / 1e6:,.1f} MB"
 
 
-def first_words(error: Exception) -> str:
+def first_words(error: BaseException) -> str:
     """What a library says first, without the name of Python's exception."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     said = lines[1] if lines[0].endswith(":") and len(lines) > 1 else lines[0]

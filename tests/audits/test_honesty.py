@@ -332,6 +332,7 @@ def test_of_a_record_that_cannot_be_read_the_page_says_so(job: Jobs, tmp_path: P
         [{**STAGE, "findings": [{}]}],
         [{**STAGE, "findings": [finding]}],
         [STAGE, {**STAGE, "notes": None}],
+        [{**STAGE, "notes": ["\ud800"]}],
     )
     texts = [json.dumps({"format": AUDIT_FORMAT, "stages": stages}) for stages in foreign]
     for text in (*texts, "{", "[]", '{"format": 1}', json.dumps({"format": 99, "stages": [STAGE]})):

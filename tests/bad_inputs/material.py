@@ -33,6 +33,8 @@ UNREADABLE = {
     "twice": '{"text": "a", "label": "b", "label": "c"}',
 }
 """Rows that are JSON and are not read."""
+PANICS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+"""A tokenizer's step in which its library panics on a text such as that of ``letters.csv``."""
 TWO = {"name": "two"}
 STAGES: dict[str, Any] = {
     "stages": [{"name": "one"}, TWO],
@@ -138,6 +140,8 @@ def _data(folder: Path) -> None:
         "rows.csv": f"text,label\n{rows}",
         "test.csv": "text,label\nThe kidney.,kidney\nThe heart.,heart\nThe eye.,eye\n",
         "unknown-label.csv": "text,label\nThe kidney.,kidney\nThe lung.,lung\n",
+        "letters.csv": f"text,label\n{rows}{'a' * 60} b,eye\n",
+        "words-alone.conll": "Kidney B-X\nfails O\n\n" * 6,
         "header.csv": "text,label\n",
         "nothing.csv": "",
         "blank.csv": "text,label\n,kidney\n ,heart\n",
@@ -194,6 +198,9 @@ def _models(folder: Path) -> None:
     damaged("cut-weights", lambda at: (at / "model.safetensors").write_bytes(b"\1" * 20))
     damaged("cut-config", lambda at: (at / "config.json").write_text('{"model_'))
     damaged("cut-tokenizer", lambda at: (at / "tokenizer.json").write_text("{"))
+    damaged("panics", _tokenizer(pre_tokenizer=PANICS))
+    damaged("panics-loading", _tokenizer(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}))
+    damaged("no-unknown", _tokenizer(model={"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "[U]"}))
     damaged("list-config", lambda at: (at / "config.json").write_text("[]"))
     damaged("unknown-type", with_config(model_type="bart-of-mine"))
     damaged("wide", with_config(hidden_size=48))
@@ -212,14 +219,30 @@ def _models(folder: Path) -> None:
     damaged("number-class", with_config(architectures=3))
     damaged("strange-head", with_config(fedstrata_head={"kind": "mean", "twist": 1}))
     damaged("no-shards", _without_shards)
+    damaged("elsewhere", _of_another)
     damaged("decoder", with_config(is_decoder=True))
     names = {"architectures": ["BertForSequenceClassification"], "id2label": {0: "kidney", 1: "heart", 2: "eye"}}
     damaged("other-order", with_config(**names))
 
 
+def _tokenizer(**keys: Any) -> Callable[[Path], object]:
+    def change(at: Path) -> None:
+        path = at / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+    return change
+
+
 def _without_shards(at: Path) -> None:
     (at / "model.safetensors").unlink()
     (at / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+
+
+def _of_another(at: Path) -> None:
+    (at / "model.safetensors").unlink()
+    places = {"bert.embeddings.word_embeddings.weight": "../bert/model.safetensors"}
+    index = {"metadata": {}, "weight_map": places}
+    (at / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def _runs(folder: Path) -> None:
@@ -237,6 +260,8 @@ def _runs(folder: Path) -> None:
     )
     damaged("new-result", "result.json", lambda text: text.replace(f'"format": {FORMAT}', '"format": 99'))
     damaged("no-job", "job.toml", lambda text: "x")
+    damaged("bytes-way", "result.json", lambda text: text.replace('"up": ', '"upwards": '))
+    damaged("noise", "result.json", lambda text: re.sub('"privacy": null', '"privacy": {"delta": 1e-5}', text))
     damaged("rounds-word", "rounds.jsonl", lambda text: f"x\n{text}")
     damaged("rounds-list", "rounds.jsonl", lambda text: f"[]\n{text}")
     damaged("word-result", "result.json", lambda text: text.replace('"rounds": 1', '"rounds": "one"'))

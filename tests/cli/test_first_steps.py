@@ -76,6 +76,18 @@ def test_without_a_gpu_a_first_job_is_bounded_however_many_rows_there_are(
     assert "steps" not in read_toml(Path("gpu.toml"))["train"]
 
 
+def test_of_ten_thousand_columns_the_first_are_listed(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = rows.read_text("utf-8").splitlines()
+    many = [
+        ",".join([line, *(f"c{i}" if at == 0 else "1" for i in range(10_000))]) for at, line in enumerate(lines)
+    ]
+    rows.write_text("\n".join(many), "utf-8")
+    assert call("init", "rows.csv", "--model", "models/none") == 0
+    said = capsys.readouterr().out
+    assert len(said) < 2000
+    assert "c46, c47, and 9,952 more" in said
+
+
 def test_names_are_printed_as_they_are(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Styles are written in brackets, pictures between colons: ``rich`` would take names for them."""
     Path(":eye:rows.csv").write_bytes(rows.read_bytes())

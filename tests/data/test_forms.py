@@ -6,6 +6,7 @@ import gzip
 import json
 import re
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,51 @@ def test_an_excel_file_is_read_from_its_first_sheet() -> None:
     assert found("folder") == whole, "without the lock of an open file"
     with refused("e.xlsx: is not a readable Excel file"):
         found(write("e.xlsx", "text"), "text")
+
+
+def with_saved(name: str, formula: str, value: str) -> str:
+    """The file with a value that was computed for a formula, as Excel saves it."""
+    with zipfile.ZipFile(name) as old:
+        files = {file: old.read(file).decode() for file in old.namelist()}
+    sheet = files["xl/worksheets/sheet1.xml"]
+    done = re.sub(rf"<f>{re.escape(formula)}</f><v ?/?>(</v>)?", f"<f>{formula}</f><v>{value}</v>", sheet)
+    assert done != sheet
+    with zipfile.ZipFile(name, "w") as new:
+        for file, content in {**files, "xl/worksheets/sheet1.xml": done}.items():
+            new.writestr(file, content)
+    return name
+
+
+@pytest.mark.parametrize("names", [None, ["text", "label"]])
+def test_formulas_that_nothing_has_computed_are_refused(names: list[str] | None) -> None:
+    """As openpyxl and pandas write them: their rows were dropped as ones without a value."""
+    header = [] if names else [["text", "label"]]
+    rows = [*header, ["one", 1], ["two", "=1+1"], ["three", "=1+2"], ["four"]]
+    file = excel("a.xlsx", rows)
+    line = 2 if names else 3
+    with refused(f"a.xlsx, row {line}: column 'label' holds a formula without a saved value; open the"):
+        found(file, names=names)
+    assert found(with_saved(file, "1+1", "2"), names=names).columns["label"] == ["1", "2"]
+
+
+def test_a_hidden_sheet_is_not_read_for_the_one_that_is_seen() -> None:
+    import openpyxl
+
+    file = excel("a.xlsx", [["text"], ["old"]], [["text"], ["new"]])
+    book = openpyxl.load_workbook(file)
+    book.active = 1
+    book.worksheets[0].sheet_state = "hidden"
+    book.save(file)
+    read_rows = found(file, "text")
+    assert read_rows.columns == {"text": ["new"]}
+    assert notes(read_rows.found) == ["a.xlsx: first that is not hidden of 2 sheets, 'S1'"]
+    book.create_chartsheet().add_chart(openpyxl.chart.BarChart())
+    for sheet in list(book.worksheets):
+        book.remove(sheet)
+    book.active = 0
+    book.save("b.xlsx")
+    with refused("b.xlsx: holds no sheet of cells; expected a table"):
+        found("b.xlsx", "text")
 
 
 def test_excel_files_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from html import unescape
@@ -82,6 +83,22 @@ def test_it_holds_the_numbers_of_the_files(run: Make, tmp_path: Path) -> None:
 def test_what_users_name_is_escaped(run: Make, tmp_path: Path, word: str) -> None:
     text = page(tmp_path, run(labels=[word, "plain"], clients=[word, "client-1"], message=word, status="failed"))
     assert word not in text
+
+
+@pytest.mark.parametrize("sign", ["\u202e", "\u2066", "\x1b", "\x9b"])
+def test_a_label_that_turns_the_direction_of_writing_is_spelled_out(run: Make, tmp_path: Path, sign: str) -> None:
+    """The labels of somebody else's rows stood in another order on the page, and figures beside them."""
+    text = page(tmp_path, run(labels=[f"eye{sign}53", "heart"]))
+    assert sign not in text
+    assert f"eye{ascii(sign)[1:-1]}53" in text
+
+
+def test_a_folder_whose_name_is_no_unicode_has_a_page(run: Make, tmp_path: Path) -> None:
+    folder = os.fsdecode(b"ni\xe9r")
+    one = run(f"{folder}/one", labels=["eye", "heart"])
+    assert "one" in write_report([one]).read_text("utf-8")
+    moved = one.rename(tmp_path / folder / folder)
+    assert "ni\\udce9r" in write_report([moved]).read_text("utf-8")
 
 
 def test_arabic_labels_are_there_and_may_run_from_right_to_left(run: Make, tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +118,34 @@ def test_no_page_is_written_into_a_cell_that_lies_elsewhere(run: Make, tmp_path:
     with pytest.raises(UserError, match=r"table.json: is no sweep's table"):
         fedstrata.report(tmp_path / "many")
     assert not (own / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("row", 3), ("row", ["a"]), ("metric", "\ud800"), ("seeds", []), ("scores", [0.5, "x"]), ("mean", "0.5"),
+        ("sd", -1.0), ("up_mb", {}), ("p_holm", "<b>"), ("epsilon", []), ("failed", {"a": "b"}),
+    ],
+)  # fmt: skip
+def test_a_table_with_other_values_is_no_sweep_s(run: Make, tmp_path: Path, key: str, value: Any) -> None:
+    write_table(tmp_path / "many", [Cell("a", None, 0, run("many/cells/a/seed-0"))], None)
+    path = tmp_path / "many" / "table.json"
+    table = json.loads(path.read_text())
+    table["entries"][0][key] = value
+    path.write_text(json.dumps(table))
+    with pytest.raises(UserError, match=r"table.json: is no sweep's table"):
+        fedstrata.report(tmp_path / "many")
+
+
+def test_a_table_is_read_as_it_was_written(run: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    cells = [Cell("a", None, 0, run("many/cells/a/seed-0")), Cell("a", None, 1, folder / "cells/a/seed-1")]
+    rows = write_table(folder, cells, "a")
+    assert rows[0].failed == {1: "not run"}
+    assert read_table(folder).rows == rows
+    content = (folder / "table.json").read_text()
+    (folder / "table.json").write_text(re.sub('"mean": [^,]+', '"mean": NaN', content))
+    assert math.isnan(read_table(folder).rows[0].mean or 0), "as of a model that has diverged"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from fedstrata.errors import UserError
+from fedstrata.wire.foreign import visible
 
 JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
 Overrides = Annotated[
@@ -27,15 +28,6 @@ Overrides = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Without TLS and keys: for local tests, on one machine.")
 ]
-
-
-COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, but for a line's end and a tab; the name of a class may hold any."""
-
-
-def visible(text: str) -> str:
-    """A text whose characters that a terminal would obey are spelled out, as in Python: ``\\x1b``."""
-    return COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class PlainConsole(Console):

@@ -14,7 +14,7 @@ from fedstrata.data.first_tests import check_columns, shown, test_lines, test_ro
 from fedstrata.data.guess import Guess, guess
 from fedstrata.data.sample import Sample, sample
 from fedstrata.data.values import is_filled
-from fedstrata.errors import UserError, plural
+from fedstrata.errors import UserError, listed, plural
 
 MODELS = {
     ("latin", "gpu"): "bert-base-uncased",
@@ -78,7 +78,7 @@ def first_job(
     start = model or MODELS["latin" if found.latin else "other", "gpu" if _gpu() else "cpu"]
     lines = [
         f"rows    {shown(train)}: {'' if rows.whole else 'more than '}{plural(len(rows), 'row')}, "
-        f"columns {', '.join(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
+        f"columns {listed(rows.columns)}{'; the first line is taken as a row' if rows.names else ''}",
         f"task    {found.kind}: {found.reasons['task.kind']}",
         f"text    {found.text if isinstance(found.text, str) else ' and '.join(found.text)}",
     ]

@@ -12,7 +12,7 @@ from typing import Any
 from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
 from fedstrata.data.sample import Sample, holds_words
 from fedstrata.data.values import is_filled, is_latin, is_number
-from fedstrata.errors import UserError, did_you_mean, plural
+from fedstrata.errors import UserError, did_you_mean, listed, plural
 from fedstrata.job.task_kinds import TASK_KINDS
 
 CLASSES = 200
@@ -70,7 +70,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     if found:
         return found
     if kind == "tag":
-        raise UserError(f"no column holds a list of words beside a list of tags; found {', '.join(rows.columns)}")
+        raise UserError(f"no column holds a list of words beside a list of tags; found {listed(rows.columns)}")
     client = _client(rows, {*text, label or ""})
     texts = list(text) or _texts(rows, {label or "", client or ""})
     taken = {*texts, client or ""}
@@ -78,7 +78,7 @@ def guess(rows: Sample, kind: str | None = None, text: Sequence[str] = (), label
     two = list(text) if len(text) == 2 else _pair([name for name in texts if name not in (target, client)])
     chosen, why = _kind(rows, target, bool(two), taken) if kind is None else (kind, "as asked for")
     if TASK_KINDS[chosen].labeled and target is None:
-        raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {', '.join(rows.columns)}")
+        raise UserError(f"{_no_label(rows, taken)}; name it with --label, one of: {listed(rows.columns)}")
     columns = list(text) or (two if chosen in ("pair", "regress") else []) or [_first_text(texts)]
     _check_fit(rows, chosen, columns, target)
     _check_alone(rows, [] if text else columns, None if label else target)
@@ -195,8 +195,7 @@ def _texts(rows: Sample, taken: set[str]) -> list[str]:
         empty = [name for name in rows.columns if plain_name(name) in TEXTS and not _filled(rows, name)]
         if empty:
             raise UserError(f"column {empty[0]!r}: is empty in all rows; expected texts")
-        listed = ", ".join(rows.columns)
-        raise UserError(f"no column looks like text; name it with --text, one of: {listed}")
+        raise UserError(f"no column looks like text; name it with --text, one of: {listed(rows.columns)}")
     return sorted(found, key=lambda name: -sizes[name][0])
 
 

@@ -13,7 +13,9 @@ from fedstrata.errors import UserError
 
 NO_ENTITY = "O"
 """The tag of a word that belongs to no entity, and the group of sentences without one."""
-MISSING = ("nan", "<na>", "n/a", "#n/a")
+ERRORS = ("#n/a", "#ref!", "#value!", "#div/0!", "#name?", "#num!", "#null!")
+"""What spreadsheets write for a value that they cannot compute, in lower case."""
+MISSING = ("nan", "<na>", "n/a", *ERRORS)
 """Labels and names of clients that stand for a missing value, in lower case."""
 MAY_BE_MISSING = (*MISSING, "none", "null", "na", "nil", "?", "-", "missing", "unlabeled", "unlabelled")
 """Those that may stand for one, or be what they say."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedstrata.errors import FULL, UserError
+from fedstrata.errors import FULL, UserError, tokenizing
 from fedstrata.plan.kinds import Index
 from fedstrata.wire.files import named
 
@@ -98,7 +98,7 @@ def tokenize(
         seconds: the second texts of pairs; ``long_text`` is then ``truncate``, which cuts the longer of the two.
 
     Raises:
-        UserError: the tokenizer's own tokens leave no room for a text's.
+        UserError: the tokenizer's own tokens leave no room for a text's, or it fails on one.
     """
     own = tokenizer.num_special_tokens_to_add(pair=seconds is not None)
     if own >= max_tokens:
@@ -119,7 +119,9 @@ def tokenize(
     if not folder.exists():
         before, tokenizer.truncation_side = tokenizer.truncation_side, side
         try:
-            _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
+            with tokenizing(tokenizer.name_or_path):
+                made = _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds)
+            _store(folder, made)
         finally:
             tokenizer.truncation_side = before
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))

@@ -99,7 +99,6 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
         if tokens is not None:
             raise UserError(f"--tokens says {tokens}")
         tokenizer = checkpoints.tokenizer_of(model, job.task.kind)
-        train = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
     except UserError as error:
         count_of = {name: len(rows) for name, rows in (data.tests or {}).items()}
         tests = {name: np.full(count_of.get(name, len(data.test)), longest) for name in data.shards}
@@ -112,6 +111,7 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
             tests=lambda: tests,
             assumed="as many examples as rows",
         )
+    train = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
     return DataProfile(
         lengths=train.lengths,
         shards={name: train.of_rows(rows) for name, rows in data.shards.items()},

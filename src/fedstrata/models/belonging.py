@@ -4,10 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedstrata.errors import UserError
+from fedstrata.models.folders import INDEX
 from fedstrata.plan.parts import Parts
+
+INDICES = (INDEX, "pytorch_model.bin.index.json")
+"""What says which of several files has a tensor."""
+
+
+def check_files(name: str) -> None:
+    """Refuse weights of a folder that would be read from elsewhere: of another model, perhaps a private one.
+
+    Raises:
+        UserError: an index names a file in another folder.
+    """
+    for index in (Path(name) / file for file in INDICES):
+        try:
+            places = list(json.loads(index.read_bytes())["weight_map"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            continue  # whoever loads the weights says so
+        for place in places:
+            if isinstance(place, str) and Path(place).name != place:
+                raise UserError(
+                    f"model {name}: its {index.name} names {place!r}; expected files in its own folder"
+                )
 
 
 def check_vocabulary(name: str, tokenizer: Any, config: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, panicked, tokenizing
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import (
@@ -24,7 +24,7 @@ from fedstrata.models.adapters import (
     take_adapters,
     without_adapters,
 )
-from fedstrata.models.belonging import check_tied, check_types, check_vocabulary, fresh_parts
+from fedstrata.models.belonging import check_files, check_tied, check_types, check_vocabulary, fresh_parts
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.folders import (
@@ -223,6 +223,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
 
 
 def _pretrained(auto: Any, name: str, config: Any) -> tuple[Any, Any]:
+    check_files(name)
     try:
         return auto.from_pretrained(  # type: ignore[no-any-return]
             name,
@@ -263,7 +264,9 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
         if not isinstance(tokenizer.model_max_length, (int, float)):
             raise ValueError("model_max_length in tokenizer_config.json is no number")
-    except Exception as error:  # of which tokenizers raises the plainest
+    except BaseException as error:  # of which tokenizers raises the plainest, or panics
+        if not (isinstance(error, Exception) or panicked(error)):
+            raise
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:
         raise UserError(f"model {name}: has no fast tokenizer (tokenizer.json)")
@@ -273,7 +276,8 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         raise UserError(f"model {name}: its tokenizer has neither a padding token nor an end-of-text token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return stand_alone(tokenizer) if options else tokenizer
+    with tokenizing(name):
+        return stand_alone(tokenizer) if options else tokenizer
 
 
 def tokenizer_text(tokenizer: Any) -> str:

@@ -204,7 +204,7 @@ def config_text(config: Any) -> str:
     return json.dumps(kept(config.to_diff_dict()), sort_keys=True, default=str)
 
 
-def unusable(name: str, error: Exception, what: str = "model") -> UserError:
+def unusable(name: str, error: BaseException, what: str = "model") -> UserError:
     """The sentence about a folder or hub id that transformers cannot load."""
     first = first_words(error)
     if Path(name).is_dir():

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+
+BLANK_LETTERS = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+"""What Unicode counts among letters and marks, and has no shape: fillers, joiners, selectors of variants."""
 
 
 def sort_labels(labels: Iterable[str]) -> list[str]:
@@ -33,6 +37,16 @@ def _unicode(label: str) -> str:
     return unicodedata.normalize("NFKC", label)
 
 
+def _seen(label: str) -> str:
+    """What a reader sees of a label: no zero-width space or joiner, soft hyphen, mark of direction or control."""
+    seen = BLANK_LETTERS.sub("", label)
+    return seen if seen.isprintable() else "".join(sign for sign in seen if _shown(sign))
+
+
+def _shown(sign: str) -> bool:
+    return sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf")
+
+
 def _number(label: str) -> str:
     try:
         return str(float(label))
@@ -46,9 +60,13 @@ def _truth(label: str) -> str:
 
 FORMS: Mapping[str, Callable[[str], str]] = {
     "differ in Unicode form alone": _unicode,
+    "differ in characters that are not shown alone": _seen,
     "differ in blanks alone": str.strip,
     "differ in capital letters alone": str.casefold,
     "differ in blanks, capital letters or Unicode form alone": lambda label: _unicode(label).strip().casefold(),
+    "differ in characters that are not shown, blanks, capital letters or Unicode form alone": (
+        lambda label: _unicode(_seen(label)).strip().casefold()
+    ),
     "are the same number": _number,
     "are the same truth value": _truth,
 }

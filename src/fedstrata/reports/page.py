@@ -24,6 +24,7 @@ from fedstrata.reports.summary import client_sentences, summary
 from fedstrata.reports.tables import client_rows, figure, note, result_rows, score_figure, shown_rows
 from fedstrata.reports.templates import templates
 from fedstrata.wire.files import write_bytes
+from fedstrata.wire.foreign import visible
 
 
 def write_page(runs: Sequence[Run], path: Path, audits: Sequence[Sequence[Stage]] = ()) -> Path:
@@ -57,7 +58,7 @@ def render(path: Path, template: str, **values: Any) -> Path:
     """
     if is_foreign(path):
         raise UserError(f"report: {path} is there and is no page of FedStrata; --out names another file")
-    page = templates().get_template(template).render(**values)
+    page = visible(templates().get_template(template).render(**values))
     write_bytes(path, _unique_ids(page).encode())
     return path
 

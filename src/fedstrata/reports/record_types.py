@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from fedstrata.errors import UserError
 from fedstrata.job.sentences import TYPES, shown
 from fedstrata.plan.streams import SERVER
+from fedstrata.reports.privacy import privacy_lines
 
 Score = dict[str, float]
 DONE = ("examples", "loss", "flops", "seconds", "layers", "trained", "sent")
@@ -31,9 +32,11 @@ class ClientResult(BaseModel):
 class BytesSent(BaseModel):
     """``bytes`` of ``result.json``."""
 
-    up: int = 0
-    down: int = 0
-    setup: int = 0
+    model_config = ConfigDict(extra="forbid")
+
+    up: int
+    down: int
+    setup: int
 
 
 class Baseline(BaseModel):
@@ -80,7 +83,7 @@ class ResultRecord(BaseModel):
     baseline: Baseline | None = None
     data: dict[str, Any] | None = None
     rounds: int = 0
-    bytes: BytesSent = BytesSent()
+    bytes: BytesSent = BytesSent(up=0, down=0, setup=0)
     flops: int = 0
     seconds: float = 0.0
     privacy: dict[str, Any] | None = None
@@ -89,6 +92,16 @@ class ResultRecord(BaseModel):
     missing: list[Missing] = []
     lost: list[Lost] = []
     outliers: list[Outlier] = []
+
+    @field_validator("privacy")
+    @classmethod
+    def _told(cls, privacy: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What a page says of it can be said."""
+        try:
+            privacy_lines(privacy)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError("privacy is no record of a run's noise") from None
+        return privacy
 
     @field_validator("stages")
     @classmethod

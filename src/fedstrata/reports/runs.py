@@ -21,6 +21,7 @@ from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts, stages_on_disk
 from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
 from fedstrata.wire.files import endless_file, locked
+from fedstrata.wire.foreign import visible
 
 SETUP = "setup"
 """The phase of the initial download, the start model; no total of a run counts it."""
@@ -147,7 +148,7 @@ def load_run(folder: Path) -> Run:
     elif recorded["flops"] > whole["flops"]:  # so it is, and the call after it was killed
         whole = {**result, **recorded}
     return Run(
-        name=folder.resolve().name,
+        name=visible(folder.resolve().name),
         result=whole,
         job=job,
         partition=record_object(folder / "partition.json", PARTITION),
@@ -182,7 +183,7 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
             raise UserError(f"{folder}: is no folder; expected the output folder of a run")
         if path := endless_file(folder):
             raise UserError(f"{path}: is a pipe or a device; expected a file in a run's folder")
-    paths = [folder.resolve().parts for folder in folders]
+    paths = [tuple(map(visible, folder.resolve().parts)) for folder in folders]
     deep = max(map(len, paths), default=1)
     tails = (["/".join(path[-n:]) for path in paths] for n in range(1, deep + 1))
     names = next(tail for tail in tails if len(set(tail)) == len(set(paths)))

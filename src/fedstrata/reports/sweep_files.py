@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedstrata.errors import UserError
 from fedstrata.plan.kinds import FORMAT
@@ -33,6 +34,18 @@ class SweepTable:
     against: str | None
     rows: list[SweepRow]
     cells: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class _Record:
+    """``table.json``, as another may have written it."""
+
+    against: str | None
+    entries: list[SweepRow]
+    cells: dict[str, str]
+
+
+_RECORD = TypeAdapter(_Record)
 
 
 def is_sweep(folder: Path) -> bool:
@@ -66,11 +79,13 @@ def read_table(folder: Path) -> SweepTable:
     if path := endless_file(folder):
         raise UserError(f"{path}: is a pipe or a device; expected a file in a sweep's folder")
     try:
-        data = json.loads((folder / TABLE).read_text(encoding="utf-8"))
-        rows = data["entries"]
+        content = (folder / TABLE).read_bytes()
+        data = json.loads(content)
+        _ = data["entries"]
         check_format(folder, data)
-        cells = {cell: folder / _inside(path) for cell, path in data["cells"].items()}
-        return SweepTable(data["against"], list(map(_row, rows)), cells)
+        table = _RECORD.validate_json(content, strict=True)
+        cells = {cell: folder / _inside(path) for cell, path in table.cells.items()}
+        return SweepTable(table.against, [_whole(row) for row in table.entries], cells)
     except OSError as error:
         raise UserError(f"{folder / TABLE}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -86,14 +101,8 @@ def _inside(path: str) -> Path:
     return Path(path)
 
 
-def _row(record: Mapping[str, Any]) -> SweepRow:
-    """A row off JSON, which knows neither tuples nor numbers as keys."""
-    return SweepRow(
-        **{
-            **record,
-            "seeds": tuple(record["seeds"]),
-            "scores": tuple(record["scores"]),
-            "metrics": {name: tuple(values) for name, values in record["metrics"].items()},
-            "failed": {int(seed): why for seed, why in record["failed"].items()},
-        }
-    )
+def _whole(row: SweepRow) -> SweepRow:
+    """A row that has a score for each of its seeds, and no spread below none."""
+    if len(row.seeds) != len(row.scores) or (row.sd or 0) < 0:
+        raise ValueError
+    return row

@@ -20,6 +20,7 @@ from fedstrata.reports.runs import curve, upto
 from fedstrata.reports.sweep import SweepRow, finished
 from fedstrata.reports.sweep_files import SweepTable, read_table
 from fedstrata.reports.sweep_text import by_stage, column_heads, note, table_cells, verdicts
+from fedstrata.wire.foreign import visible
 
 MOST_CURVES = 500
 """Cells of a sweep whose rounds are drawn; of more the curves are left out."""
@@ -43,7 +44,7 @@ def write_sweep_page(folder: Path, path: Path) -> Path:
     return render(
         path,
         "sweep.html.j2",
-        name=folder.resolve().name,
+        name=visible(folder.resolve().name),
         note=note(table.rows, table.against),
         stages=[_stage(stage, rows, table) for stage, rows in by_stage(table.rows)],
         failed=list(failed.items()),
@@ -67,7 +68,12 @@ def _write_cell(folder: Path) -> bool:
 def _cells(links: Sequence[tuple[str, str]]) -> HtmlTable:
     """The cells, each with a link to its page."""
     heads = (Head("cell", words=True), Head("report", words=True))
-    return HtmlTable("Cells", heads, [[cell, page] for cell, page in links], [quote(page) for _, page in links])
+    return HtmlTable(
+        "Cells",
+        heads,
+        [[cell, visible(page)] for cell, page in links],
+        [quote(os.fsencode(page)) for _, page in links],
+    )
 
 
 def _stage(stage: str, rows: Sequence[SweepRow], table: SweepTable) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedstrata.client.sums import SUM_FILES
 from fedstrata.client.trainer import StepCallback
-from fedstrata.errors import UserError
+from fedstrata.errors import TokenizerError, UserError
 from fedstrata.events import Answered, Asked, Declined, RunEnded, SiteEvent
 from fedstrata.job.tables import method_name
 from fedstrata.models.quiet import quiet
@@ -152,12 +152,12 @@ class SiteService:
         elif isinstance(error, WireError):
             LOG.warning("run %s: cannot do what it is asked: %s", run, said)
             refusal = RefusalHeader(reason=plain_text(f"cannot do what it is asked: {said}"), final=False)
-        elif isinstance(error, UserError):
+        elif isinstance(error, UserError) and not isinstance(error, TokenizerError):
             LOG.error("run %s: %s", run, said)
             refusal = _failed("its data, model or device cannot be used; its own log says why")
         else:
             LOG.error("run %s", run, exc_info=error)
-            what = type(error).__name__
+            what = type(error.__cause__ if isinstance(error, TokenizerError) else error).__name__
             if isinstance(error, OSError) and error.errno:
                 what += f" ({os.strerror(error.errno)})"  # a library's own words may name paths
             refusal = _failed(f"{what}; its own log says more")

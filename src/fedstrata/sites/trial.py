@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.engines.machine import all_cores, cores, memory
-from fedstrata.errors import UserError
+from fedstrata.errors import TokenizerError, UserError
 from fedstrata.sites.messages import HelloHeader
 from fedstrata.sites.permission import Refused
 from fedstrata.sites.proposal import Proposal, propose
@@ -161,6 +161,8 @@ def _child(out: Connection, settings: SiteSettings, hello: HelloHeader, folder: 
         result = {"kind": "proposal", "proposal": asdict(propose(settings, hello, folder, bounds.memory))}
     except Refused as error:
         result = {"kind": "refused", "text": str(error)}
+    except TokenizerError as error:
+        result = {"kind": type(error.__cause__).__name__, "text": str(error)}
     except UserError as error:
         result = {"kind": "user", "text": str(error)}
     except BaseException as error:  # a panic of tokenizers is no Exception

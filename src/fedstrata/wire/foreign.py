@@ -24,6 +24,16 @@ _DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1}}}")
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?", re.DOTALL)
 
 
+COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys, but for a line's end and a tab, what turns the direction of writing, and halves of
+characters; the name of a class or a file may hold any."""
+
+
+def visible(text: str) -> str:
+    """A text whose characters of :data:`COMMANDS` are spelled out, as in Python: ``\\x1b``."""
+    return COMMANDS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def measure_json(text: str, most: int) -> None:
     """Refuse JSON that a parser should not be given.
 

@@ -118,8 +118,36 @@ def _quotes(path: Path, how: How) -> str:
 
 
 def excel_records(path: Path, how: How) -> Records:
-    """Of the first sheet of an Excel file; a formula counts as the value that Excel saved for it."""
-    return _table(_excel_rows(path, how), path, how, ragged=True, place="row")
+    """Of the first sheet of an Excel file that is not hidden; a formula counts as the value that was saved for it.
+
+    Raises:
+        UserError: besides what is wrong with the table, a wanted column holds formulas without saved values.
+    """
+    lacking = False
+    for where, row in _table(_excel_rows(path, how), path, how, ragged=True, place="row"):
+        if not lacking and any(row.get(column) is None for column in how.wanted):
+            lacking = True
+            _check_saved(path, how)
+        yield where, row
+
+
+def _check_saved(path: Path, how: How) -> None:
+    """Refuse formulas that a program has written and none has computed: their cells look blank."""
+    saved = dict(_excel_rows(path, how))
+    found: dict[str, dict[int, bool]] = {}
+    header = list[str]()
+    for number, cells in _excel_rows(path, how, formulas=True):
+        header = header or how.names or list(map(str, cells))
+        values = dict(zip(header, saved.get(number, []), strict=False))
+        for column, cell in zip(header, cells, strict=False):
+            if column in how.wanted and str(cell).startswith("=") and values.get(column) != cell:
+                found.setdefault(column, {})[number] = values.get(column) is None
+    for column, blank in found.items():
+        if all(blank.values()):  # a program that computes them saves blanks of some alone
+            raise UserError(
+                f"{path}, row {min(blank)}: column {column!r} holds a formula without a saved value; open the "
+                "file in Excel or LibreOffice and save it"
+            )
 
 
 def first_cells(path: Path, count: int) -> list[list[str]]:
@@ -128,7 +156,7 @@ def first_cells(path: Path, count: int) -> list[list[str]]:
     return [["" if cell is None else str(cell) for cell in cells] for _, cells in rows]
 
 
-def _excel_rows(path: Path, how: How) -> Fields:
+def _excel_rows(path: Path, how: How, formulas: bool = False) -> Fields:
     try:
         import openpyxl  # an extra, slow to load
     except ImportError:
@@ -137,13 +165,16 @@ def _excel_rows(path: Path, how: How) -> Fields:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and the like, which are not read
-            book = openpyxl.load_workbook(source, read_only=True, data_only=True)
+            book = openpyxl.load_workbook(source, read_only=True, data_only=not formulas)
     except Exception as error:  # zip files, XML and their content raise errors of every kind
         raise UserError(f"{path}: is not a readable Excel file ({str(error).partition(chr(10))[0]})") from None
     try:
-        sheet = book.worksheets[0]
+        if not book.worksheets:
+            raise UserError(f"{path}: holds no sheet of cells; expected a table")
+        sheet = next((one for one in book.worksheets if one.sheet_state == "visible"), book.worksheets[0])
         if len(book.worksheets) > 1:
-            how.note(path, f"first of {len(book.worksheets)} sheets, {sheet.title!r}")
+            which = "first" if sheet is book.worksheets[0] else "first that is not hidden"
+            how.note(path, f"{which} of {len(book.worksheets)} sheets, {sheet.title!r}")
         for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
             row = list(cells)
             while row and row[-1] is None:

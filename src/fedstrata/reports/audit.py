@@ -28,9 +28,8 @@ def read_audit(folder: Path) -> list[Stage]:
     """
     try:
         record = json.loads((folder / AUDIT).read_text("utf-8"))
-        json.dumps(
-            record, ensure_ascii=False
-        ).encode()  # a ValueError for half a character, which no page can hold
+        # a ValueError for half a character, which no page can hold
+        json.dumps(record, ensure_ascii=False).encode()
         stages = list(record["stages"]) if record["format"] == AUDIT_FORMAT else None
         for stage in stages or ():
             for shown in (audit_title, audit_rows, audit_lines):  # all that a page shows of it

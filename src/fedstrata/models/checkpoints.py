@@ -15,6 +15,7 @@ from torch import nn
 
 from fedstrata.errors import UserError, panicked, tokenizing
 from fedstrata.job.task_kinds import TASK_KINDS
+from fedstrata.models import folders
 from fedstrata.models.adapter_names import AdapterConfig
 from fedstrata.models.adapters import (
     WITHOUT_BASE,
@@ -27,15 +28,6 @@ from fedstrata.models.adapters import (
 from fedstrata.models.belonging import check_files, check_tied, check_types, check_vocabulary, fresh_parts
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
-from fedstrata.models.folders import (
-    WEIGHTS,
-    partial_folder,
-    publish,
-    stand_alone,
-    write_card,
-    write_config,
-    write_tokenizer,
-)
 from fedstrata.models.headed import write_headed
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.models.parts import find_parts, fixed_tensors
@@ -200,13 +192,13 @@ def save(loaded: Loaded, weights: Tensors, folder: Path, card: str = "") -> None
         folder: where to write.
         card: what a reader of the folder should know.
     """
-    partial = partial_folder(folder)
+    partial = folders.partial_folder(folder)
     loader = write_files(loaded, partial)
     plain = without_adapters(adapted_modules(loaded.model), weights) if loaded.adapter else weights
     if tensors := {**plain, **loaded.carried}:
-        write_tensors(partial / WEIGHTS, tensors)
-    write_card(partial, card, loader)
-    publish(partial, folder)
+        write_tensors(partial / folders.WEIGHTS, tensors)
+    folders.write_card(partial, card, loader)
+    folders.publish(partial, folder)
 
 
 def write_files(loaded: Loaded, folder: Path) -> str:
@@ -217,8 +209,8 @@ def write_files(loaded: Loaded, folder: Path) -> str:
     else:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
-    write_config(config, folder)
-    write_tokenizer(loaded.tokenizer, folder, max_positions(loaded.model))
+    folders.write_config(config, folder)
+    folders.write_tokenizer(loaded.tokenizer, folder, max_positions(loaded.model))
     return write_headed(folder) if getattr(config, KEY, None) else ""
 
 
@@ -277,7 +269,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     with tokenizing(name):
-        return stand_alone(tokenizer) if options else tokenizer
+        return folders.stand_alone(tokenizer) if options else tokenizer
 
 
 def tokenizer_text(tokenizer: Any) -> str:

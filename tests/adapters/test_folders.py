@@ -111,6 +111,15 @@ def test_without_the_merged_model_the_adapters_are_the_result(job: Jobs) -> None
     assert not (run.folder / "model").exists()
 
 
+def test_the_config_names_the_adapted_modules_in_the_models_order(job: Jobs) -> None:
+    """peft keeps them in a set, so that the file differed from process to process."""
+    table = {"kind": "lora", "rank": 2, "targets": ["query", "key", "value", "dense"]}
+    run = fedstrata.run(job("fedavg", "classify", adapter=table, method={"rounds": 1}))
+    named = json.loads((run.adapter / "adapter_config.json").read_text("utf-8"))["target_modules"]
+    assert len(named) > 8
+    assert named == [name for name, _ in run.model()[0].named_modules() if name in named]
+
+
 def test_a_finished_run_without_merged_models_gets_none_when_it_is_resumed(job: Jobs) -> None:
     made = job("fedsplitbert", "classify", adapter={"kind": "lora", "rank": 2, "merged_model": False})
     first = fedstrata.run(made)

@@ -76,12 +76,12 @@ def save_adapters(
         base_model_name_or_path=base,
         r=adapter.rank,
         lora_alpha=adapter.alpha,
-        target_modules=[matrix.module for matrix in adapted],
         modules_to_save=heads or None,
         fan_in_fan_out=any(matrix.transposed and not matrix.table for matrix in adapted),
         lora_dropout=adapter.dropout,
         inference_mode=True,
     )
+    config.target_modules = [matrix.module for matrix in adapted]  # peft makes a set of them, of any order
     partial = partial_folder(folder)
     write_config(config, partial)
     write_tensors(partial / ADAPTER_WEIGHTS, {name: tensor.contiguous() for name, tensor in tensors.items()})

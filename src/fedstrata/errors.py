@@ -28,9 +28,9 @@ class TokenizerError(UserError):
     """
 
 
-def panicked(error: BaseException) -> bool:
-    """Whether a library in Rust has panicked, which is no Exception in Python."""
-    return type(error).__name__ == "PanicException"
+def failed(error: BaseException) -> bool:
+    """Whether this is an Exception, or the panic of a library in Rust, which is none; and no wish to stop."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager
@@ -38,10 +38,8 @@ def tokenizing(name: str) -> Iterator[None]:
     """Inside, what a model's tokenizer raises, or panics with, is a sentence; want of memory stays what it is."""
     try:
         yield
-    except MemoryError:
-        raise
     except BaseException as error:
-        if not (isinstance(error, Exception) or panicked(error)):
+        if isinstance(error, MemoryError) or not failed(error):
             raise
         raise TokenizerError(
             f"model {name}: its tokenizer fails on a text ({first_words(error)}); expected one that takes any text"

@@ -119,9 +119,7 @@ def tokenize(
     if not folder.exists():
         before, tokenizer.truncation_side = tokenizer.truncation_side, side
         try:
-            with tokenizing(tokenizer.name_or_path):
-                made = _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds)
-            _store(folder, made)
+            _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
         finally:
             tokenizer.truncation_side = before
     return Tokens(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in FIELDS))
@@ -150,17 +148,18 @@ def _tokenize(
     typed = seconds is not None and "token_type_ids" in tokenizer.model_input_names
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
-        encoded = tokenizer(
-            chunk if word_end is None else [text.split(word_end) for text in chunk],
-            text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
-            is_split_into_words=word_end is not None,
-            add_special_tokens=long_text != "pack",
-            truncation=long_text != "pack",
-            max_length=None if long_text == "pack" else max_tokens,
-            return_overflowing_tokens=long_text == "chunk",
-            return_attention_mask=False,
-            return_token_type_ids=typed,
-        )
+        with tokenizing(tokenizer.name_or_path):
+            encoded = tokenizer(
+                chunk if word_end is None else [text.split(word_end) for text in chunk],
+                text_pair=None if seconds is None else list(seconds[start : start + CHUNK]),
+                is_split_into_words=word_end is not None,
+                add_special_tokens=long_text != "pack",
+                truncation=long_text != "pack",
+                max_length=None if long_text == "pack" else max_tokens,
+                return_overflowing_tokens=long_text == "chunk",
+                return_attention_mask=False,
+                return_token_type_ids=typed,
+            )
         lengths += map(len, encoded["input_ids"])
         ids += _arrays(encoded["input_ids"], np.int32)
         sources = encoded.get("overflow_to_sample_mapping", range(len(encoded["input_ids"])))

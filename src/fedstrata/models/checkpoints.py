@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from fedstrata.errors import UserError, panicked, tokenizing
+from fedstrata.errors import UserError, failed, tokenizing
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import folders
 from fedstrata.models.adapter_names import AdapterConfig
@@ -257,7 +257,7 @@ def fast_tokenizer(name: str, kind: str) -> Any:
         if not isinstance(tokenizer.model_max_length, (int, float)):
             raise ValueError("model_max_length in tokenizer_config.json is no number")
     except BaseException as error:  # of which tokenizers raises the plainest, or panics
-        if not (isinstance(error, Exception) or panicked(error)):
+        if not failed(error):
             raise
         raise unusable(name, error, "tokenizer") from None
     if not tokenizer.is_fast:

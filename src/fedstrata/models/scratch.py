@@ -172,7 +172,7 @@ def add_weights(folder: Path, kind: str, labels: Sequence[str] | None, head: Hea
 
 
 def publish(folder: Path, target: Path) -> None:
-    """Put a folder into another place too, whole or not at all."""
+    """Copy a folder to another place, whole or not at all."""
     partial = target.with_name(f".{target.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     copy_folder(folder, partial)

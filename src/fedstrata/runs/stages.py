@@ -200,7 +200,7 @@ def _check_stages(
         first[job.stage] = start or first[job.start]
         name = first[job.stage]
         check_head(job, config_of(name, job.task.kind, rows.labels, head_of(job)))
-        if start is not None:
+        if start is not None:  # a stage's model that is still to be trained has none yet
             checkpoints.tokenizer_of(name, job.task.kind)
         parts = checkpoints.parts_of(name, job.task.kind, rows.labels, head_of(job), adapter_of(job))
         parts = parts_with_sharing(job, parts, name)

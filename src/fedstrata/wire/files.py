@@ -202,7 +202,7 @@ def copy_folder(source: Path, target: Path, copy: Callable[[str, str], object] =
     """Make a folder anew as a copy of another one, each file by ``copy``; whole or not at all.
 
     Raises:
-        OSError: the first one, as of a full disk, with the name of what is missing; shutil's raises a list.
+        OSError: the first one, as of a full disk, with the file that could not be made; shutil's raises a list.
     """
     found = [source, *sorted(source.rglob("*"))]
     try:

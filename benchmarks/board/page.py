@@ -35,10 +35,10 @@ gradients that the server sends back to the cut, which have been counted since a
 not run says so; nothing is filled in.
 
 When the confirmation had shown LoRA all r8 plain 1 bit below FedAvg on jnlpba, two pilots with one seed on its
-development rows asked whether more bytes would help there: rank 32 (0.39 % of FedAvg's bytes), and adapters on the
-word embeddings too (0.17 %). With the same rates and 32 rounds both ended within 0.01 of the row and of FedAvg;
-neither was tested. All four scores still rose in the last rounds, so there the number of rounds may limit them,
-not the bytes.
+development rows asked whether more bytes would help there: rank 32, which sends four times as much, and adapters
+on the word embeddings too, which sends less than twice as much. With the same rates and 32 rounds both ended
+within 0.01 of the row and of FedAvg; neither was tested. All four scores still rose in the last rounds, so there
+the number of rounds may limit them, not the bytes.
 
 The budget was 24 hours before the runs. When 23.5 were spent, 6 more were added, since other programs had run on
 the same two cores.

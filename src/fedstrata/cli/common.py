@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -46,6 +47,14 @@ class PlainConsole(Console):
 def plain_console(stderr: bool = False) -> Console:
     """The console of a command."""
     return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def print_json(record: Any, **options: Any) -> None:
+    """Print a record as JSON; where nobody reads on, as after ``| head -1``, the command ends as rich ends one."""
+    try:
+        print(json.dumps(record, **options), flush=True)
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
 
 
 def note_sweep(job: Path, seen: str = "") -> None:

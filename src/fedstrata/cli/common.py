@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from fedstrata.errors import UserError
+from fedstrata.errors import FORBIDDEN, UserError
 from fedstrata.wire.foreign import visible
 
 JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
@@ -79,11 +79,11 @@ def sentences() -> Iterator[Console]:
     try:
         yield console
     except UserError as error:
-        _fail(str(error), 1 if isinstance(error.__cause__, OSError) else 2)  # 1: the disk is full, say
+        _fail(str(error), _code(error.__cause__))
     except KeyboardInterrupt as stop:
         _fail("; ".join(["stopped", *map(str, stop.args)]), 130)
     except OSError as error:
-        _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
+        _fail(f"{error.filename or 'system error'}: {error.strerror or error}", _code(error))
 
 
 NO_MEMORY = re.compile(r"^MemoryError|OutOfMemoryError|out of memory|can't allocate memory|_STATUS_ALLOC_FAILED")
@@ -133,6 +133,11 @@ def check_stopped() -> None:
     if _signals and threading.current_thread() is threading.main_thread():
         _signals.clear()
         raise KeyboardInterrupt
+
+
+def _code(error: BaseException | None) -> int:
+    """The exit code where this is the system's own error, or None: 1 where a disk is full, say."""
+    return 1 if isinstance(error, OSError) and error.errno not in FORBIDDEN else 2
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -13,6 +13,9 @@ MOST_LISTED = 50
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a disk takes no more: the machine's fault, exit code 1."""
 
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What it says of a place where nobody, or not this user, may write: another can be named, exit code 2."""
+
 
 class UserError(Exception):
     """Invalid input, reported in one sentence: what is wrong, where, and what is expected.

@@ -261,6 +261,7 @@ def _runs(folder: Path) -> None:
     damaged("new-result", "result.json", lambda text: text.replace(f'"format": {FORMAT}', '"format": 99'))
     damaged("no-job", "job.toml", lambda text: "x")
     damaged("bytes-way", "result.json", lambda text: text.replace('"up": ', '"upwards": '))
+    damaged("digits-result", "result.json", lambda text: re.sub('"flops": ', f'"flops": {"9" * 400}', text))
     damaged("noise", "result.json", lambda text: re.sub('"privacy": null', '"privacy": {"delta": 1e-5}', text))
     damaged("rounds-word", "rounds.jsonl", lambda text: f"x\n{text}")
     damaged("rounds-list", "rounds.jsonl", lambda text: f"[]\n{text}")

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import signal
 from collections.abc import Iterator
-from errno import ENOSPC
+from errno import EACCES, ENOSPC, EROFS
 from pathlib import Path
 from stat import S_ISDIR
 from typing import NamedTuple
@@ -113,6 +113,31 @@ def test_a_full_disk_is_the_machines_fault(
     assert capsys.readouterr().err == "fedstrata: out/.fedstrata: No space left on device\n"
     assert end.value.code == 1
     assert not (folder / "out").exists()
+
+
+@pytest.mark.usefixtures("_signals")
+@pytest.mark.parametrize(
+    ("words", "writes"),
+    [
+        ("run job.toml", "fedstrata.runs.folder.write_bytes"),
+        ("report finished", "fedstrata.reports.page.write_bytes"),
+        ("export finished --onnx", "fedstrata.runs.handover.written_whole"),
+    ],
+)
+@pytest.mark.parametrize("number", [EACCES, EROFS])
+def test_a_place_where_nobody_may_write_can_be_put_right(
+    words: str, writes: str, number: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``audit``, ``init`` and ``partition`` exited with 2, these with 1, as if a disk were full."""
+
+    def refused(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, "Read-only file system", str(path))
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(writes, refused)
+    with pytest.raises(SystemExit) as end:
+        main(words.split())
+    assert end.value.code == 2
 
 
 @pytest.mark.usefixtures("_signals")

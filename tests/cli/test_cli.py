@@ -121,6 +121,16 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
     assert "split" not in done.stdout.replace("split learning", "")
 
 
+def test_a_reader_who_has_gone_is_no_error(path: Path, tmp_path: Path) -> None:
+    """``forecast --json | head -1`` ended in "system error: Broken pipe"."""
+    words = [sys.executable, "-m", "fedstrata", "forecast", str(path), "method.rounds=300", "--json"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, **pipes) as command:
+        command.stdout.close()
+        assert command.stderr.read() == b""
+    assert command.returncode == 1
+
+
 def test_a_sweep_ends_in_a_table_and_names_what_failed(job: Jobs, tmp_path: Path) -> None:
     made = job("fedavg", "classify", output={"dir": "out"}, method={"rounds": 1})
     bad = {"name": "bad", "data.train": "nowhere.csv"}

@@ -15,6 +15,7 @@ import pytest
 
 from fedstrata.data.forms.how import How, notes
 from fedstrata.data.read import WORD_END, Rows, read
+from fedstrata.data.sample import sample
 from fedstrata.errors import UserError
 
 ROWS = {"text": ["Grüße; aus Köln", 'sie sagte "ja"\r\nund ging'], "label": ["gut", "schlecht"]}
@@ -210,7 +211,7 @@ def test_a_damaged_compressed_file_is_one_sentence() -> None:
         found("a.csv.gz")
 
 
-def excel(name: str, *sheets: list[list[Any]]) -> str:
+def excel(name: str, *sheets: list[list[Any]], merged: tuple[str, ...] = ()) -> str:
     import openpyxl
 
     book = openpyxl.Workbook()
@@ -218,6 +219,8 @@ def excel(name: str, *sheets: list[list[Any]]) -> str:
         sheet = book.create_sheet(f"S{i}")
         for row in rows:
             sheet.append(row)
+        for cells in merged:
+            sheet.merge_cells(cells)
     book.remove(book.worksheets[0])
     book.save(name)
     return name
@@ -288,6 +291,38 @@ def test_a_hidden_sheet_is_not_read_for_the_one_that_is_seen() -> None:
     book.save("b.xlsx")
     with refused("b.xlsx: holds no sheet of cells; expected a table"):
         found("b.xlsx", "text")
+
+
+def test_merged_cells_of_a_column_count_in_each_of_their_rows() -> None:
+    """All rows but the first of a group were dropped as ones without a label."""
+    rows = [["text", "label"], ["one", "a"], ["two"], ["three"], ["four", "b"], ["five"]]
+    read_rows = found(excel("a.xlsx", rows, merged=("B2:B4", "B5:B9")))
+    assert read_rows == Rows({"text": ["one", "two", "three", "four", "five"], "label": [*"aaabb"]}, 0)
+    assert notes(read_rows.found) == ["a.xlsx: merged cells of a column count in each of their rows"]
+    assert found("a.xlsx", names=["text", "label"]) == read_rows
+    assert sample(Path("a.xlsx")).columns["label"] == [*"aaabb"]
+
+
+def test_merged_cells_that_are_no_group_of_rows_change_nothing() -> None:
+    """Headers of two lines, headings across columns, and rows that are two lines high."""
+    rows = [["text", "label"], ["sub"], ["one", "a"], [], ["Ward 3"], ["two"], ["three", "b"]]
+    for merged in ((), ("B1:B2", "A3:A4", "B3:B4", "A5:B6")):
+        read_rows = found(excel("a.xlsx", rows, merged=merged))
+        assert read_rows == Rows({"text": ["one", "three"], "label": ["a", "b"]}, 3 if not merged else 2)
+        assert notes(read_rows.found) == []
+
+
+def test_errors_of_formulas_are_blank_cells_and_hidden_rows_are_read() -> None:
+    """A text #REF! was trained on."""
+    import openpyxl
+
+    file = excel("a.xlsx", [["text", "label"], ["one", "a"], ["#REF!", "a"], ["three", "#N/A"], ["four", "b"]])
+    book = openpyxl.load_workbook(file)
+    book.worksheets[0].row_dimensions[5].hidden = True
+    book.save(file)
+    read_rows = found(file)
+    assert read_rows == Rows({"text": ["one", "four"], "label": ["a", "b"]}, 2)
+    assert notes(read_rows.found) == ["a.xlsx: errors such as #REF! count as blank cells"]
 
 
 def test_excel_files_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -91,6 +92,9 @@ def test_a_label_that_turns_the_direction_of_writing_is_spelled_out(run: Make, t
     text = page(tmp_path, run(labels=[f"eye{sign}53", "heart"]))
     assert sign not in text
     assert f"eye{ascii(sign)[1:-1]}53" in text
+    pictures = [base64.b64decode(svg).decode() for svg in re.findall(r"image/svg\+xml;base64,([^\"]+)", text)]
+    assert pictures
+    assert not [svg for svg in pictures if sign in svg], "nor in a picture that is downloaded"
 
 
 def test_a_folder_whose_name_is_no_unicode_has_a_page(run: Make, tmp_path: Path) -> None:

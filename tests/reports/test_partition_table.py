@@ -135,6 +135,17 @@ def test_the_picture_takes_any_label(tmp_path: Path) -> None:
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("clients", [3, 1000])
+def test_the_picture_spells_out_what_turns_the_direction_of_writing(clients: int) -> None:
+    """An SVG held it, and a browser turned round what stood beside it."""
+    shards, labels = many(clients, 3)
+    named = {f"\u202e{name}": rows for name, rows in shards.items()}
+    figure = partition_picture(named, [f"\u2066{label}" for label in labels])
+    texts = [text.get_text() for text in (*figure.axes[0].get_yticklabels(), *figure.legends[0].get_texts())]
+    assert all(text.isascii() for text in texts)
+    assert sum(text.startswith("\\u2066") for text in texts) == 3
+
+
 @pytest.mark.parametrize("labeled", [True, False])
 def test_the_picture_of_very_many_clients_has_a_bar_for_several(labeled: bool) -> None:
     """A bar and a name for each of 5,000 took more than 100 seconds and 1.3 GB."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, plain_console, sentences, stop_on_signals
+from fedstrata.cli.common import (
+    JobFile,
+    Overrides,
+    note_sweep,
+    plain_console,
+    print_json,
+    sentences,
+    stop_on_signals,
+)
 
 if TYPE_CHECKING:
     from fedstrata.job.tables import Job
@@ -59,7 +66,7 @@ def audit(
             record = play(job, overrides or (), AuditOptions(client, names, public, display, deep))
         report = _report(Path(stages[0].output.dir))
         if as_json:
-            print(json.dumps(record))
+            print_json(record)
         else:
             _show(console, stages, record, report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from fedstrata.errors import UserError
+from fedstrata.errors import FORBIDDEN, UserError
 from fedstrata.wire.foreign import visible
 
 JobFile = Annotated[Path, typer.Argument(help="Job file (TOML).", show_default=False)]
@@ -48,6 +49,14 @@ def plain_console(stderr: bool = False) -> Console:
     return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
+def print_json(record: Any, **options: Any) -> None:
+    """Print a record as JSON; where nobody reads on, as after ``| head -1``, the command ends as rich ends one."""
+    try:
+        print(json.dumps(record, **options), flush=True)
+    except BrokenPipeError:
+        raise typer.Exit(1) from None
+
+
 def note_sweep(job: Path, seen: str = "") -> None:
     """Say on stderr that a ``[sweep]`` is left out, where the job file has one, but for what was ``seen``."""
     from fedstrata.job.file import sweep_table
@@ -70,11 +79,11 @@ def sentences() -> Iterator[Console]:
     try:
         yield console
     except UserError as error:
-        _fail(str(error), 1 if isinstance(error.__cause__, OSError) else 2)  # 1: the disk is full, say
+        _fail(str(error), _code(error.__cause__))
     except KeyboardInterrupt as stop:
         _fail("; ".join(["stopped", *map(str, stop.args)]), 130)
     except OSError as error:
-        _fail(f"{error.filename or 'system error'}: {error.strerror or error}", 1)
+        _fail(f"{error.filename or 'system error'}: {error.strerror or error}", _code(error))
 
 
 NO_MEMORY = re.compile(r"^MemoryError|OutOfMemoryError|out of memory|can't allocate memory|_STATUS_ALLOC_FAILED")
@@ -124,6 +133,11 @@ def check_stopped() -> None:
     if _signals and threading.current_thread() is threading.main_thread():
         _signals.clear()
         raise KeyboardInterrupt
+
+
+def _code(error: BaseException | None) -> int:
+    """The exit code where this is the system's own error, or None: 1 where a disk is full, say."""
+    return 1 if isinstance(error, OSError) and error.errno not in FORBIDDEN else 2
 
 
 def _fail(sentence: str, code: int) -> None:

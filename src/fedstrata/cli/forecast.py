@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Overrides, note_sweep, plain_console, sentences, stop_on_signals
+from fedstrata.cli.common import Overrides, note_sweep, plain_console, print_json, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
@@ -59,7 +58,7 @@ def forecast(  # noqa: PLR0913  # the command's options
 
             costs = compute(source, pairs, options)
         if as_json:
-            print(json.dumps(costs if methods else next(iter(costs.values()))))
+            print_json(costs if methods else next(iter(costs.values())))
         else:
             _show(console, costs, compare=methods is not None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from json import dumps
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from fedstrata.cli.common import Insecure, sentences, stop_on_signals
+from fedstrata.cli.common import Insecure, print_json, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
@@ -122,7 +121,7 @@ def status(
 
         found = federation_status(read_server(folder), insecure)
         if json:
-            print(dumps(_finite(found), indent=1, ensure_ascii=False))
+            print_json(_finite(found), indent=1, ensure_ascii=False)
             return
         from fedstrata.reports.live import HEADS, facts, rows
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from fedstrata.plan.kinds import Index
 from fedstrata.plan.labels import sort_labels
 from fedstrata.reports.partition_plot import BARS_SHOWN, grouped_bars
+from fedstrata.wire.foreign import visible
 
 WIDTH = 80
 """Columns of a terminal that the table keeps to."""
@@ -63,6 +64,8 @@ def partition_picture(shards: Mapping[str, Index], labels: Sequence[str] | None)
         shards: client -> indices of its rows.
         labels: label of every row, if it has one.
     """
+    shards = {visible(name): rows for name, rows in shards.items()}  # an SVG holds them as they are
+    labels = labels and [visible(label) for label in labels]
     if len(shards) > BARS_SHOWN:
         return _grouped(shards, labels)
     heads, counts = label_counts(shards, labels, IN_PICTURE)

@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedstrata.wire.foreign import visible
+
 P = ParamSpec("P")
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -71,7 +73,7 @@ def picture(draw: Callable[P, Figure | None]) -> Callable[P, str]:
                 return ""
             out = io.StringIO()
             figure.savefig(out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        svg = out.getvalue()
+        svg = visible(out.getvalue())
         # Group ids ("axes_1") would clash between the pictures of a page; nothing refers to them.
         return re.sub(r'<g id="[^"]*"', "<g", svg[svg.index("<svg") :])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,12 @@ from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import CHOICES
 from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
+from fedstrata.wire.foreign import MOST_DIGITS, measure_json
 
 DAMAGED = (ValueError, RecursionError)
 """Raised for what is no JSON, half a character, a number of thousands of digits, as many nested brackets."""
+LONG_NUMBER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
+"""Digits of what may be a number that no float holds."""
 
 
 def _text(path: Path) -> str:
@@ -28,6 +32,8 @@ def _text(path: Path) -> str:
 
 
 def _parsed(text: bytes) -> Any:
+    if LONG_NUMBER.search(text):
+        measure_json(text.decode(), len(text))
     content = json.loads(text)
     if b"\\ud" in text.lower():  # maybe half a character, which no page can hold
         json.dumps(content, ensure_ascii=False).encode()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import re
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ QUOTED = re.compile(r'".*"')
 NO_HEADER = "a file without a header line needs data.columns"
 RETURN = "a carriage return stands alone outside quotes; expected lines that end in a line feed"
 EXCEL = "reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"
+ERRORS = ("#NULL!", "#DIV/0!", "#VALUE!", "#REF!", "#NAME?", "#NUM!", "#N/A")
+"""What a cell of Excel shows where its formula has no value."""
+Merged = dict[str, dict[str, Any]]
+"""Where a row stands -> column -> the value of a cell above that is merged with the one there."""
 
 
 def csv_records(path: Path, how: How) -> Records:
@@ -123,12 +128,41 @@ def excel_records(path: Path, how: How) -> Records:
     Raises:
         UserError: besides what is wrong with the table, a wanted column holds formulas without saved values.
     """
-    lacking = False
-    for where, row in _table(_excel_rows(path, how), path, how, ragged=True, place="row"):
-        if not lacking and any(row.get(column) is None for column in how.wanted):
-            lacking = True
+    merged: Merged | None = None
+    for where, row in _table(_without_errors(path, how), path, how, ragged=True, place="row"):
+        if merged is None and any(row.get(column) is None for column in how.wanted or row):
             _check_saved(path, how)
-        yield where, row
+            merged = _merged(path, how)
+        values = {name: value for name, value in (merged or {}).get(where, {}).items() if row.get(name) is None}
+        if values:
+            how.note(path, "merged cells of a column count in each of their rows")
+        yield where, {**row, **values}
+
+
+def _without_errors(path: Path, how: How) -> Fields:
+    """The rows of a sheet, in which what could not be computed is missing."""
+    for number, cells in _excel_rows(path, how):
+        row = [None if cell in ERRORS else cell for cell in cells]
+        if row != cells:
+            how.note(path, "errors such as #REF! count as blank cells")
+        yield number, row
+
+
+def _merged(path: Path, how: How) -> Merged:
+    """The values of cells that are merged with those below them, which look blank; without those of the header."""
+    found: Merged = {}
+    with zipfile.ZipFile(whole(path)) as book:
+        if not any(b"mergeCell " in book.read(name) for name in book.namelist() if "/worksheets/" in name):
+            return found  # mostly: to know where they are takes the whole book into memory
+    header = how.names or list(map(str, next(_excel_rows(path, how), (0, []))[1]))
+    with suppress(UserError), _sheet(path, how, data_only=True) as sheet:
+        for cells in sheet.merged_cells.ranges:
+            name = header[cells.min_col - 1] if cells.min_col == cells.max_col <= len(header) else ""
+            value = sheet.cell(*cells.top[0]).value
+            if name in (how.wanted or header) and value not in (name, *ERRORS):
+                for number in range(cells.min_row + 1, cells.max_row + 1):
+                    found.setdefault(f"{path}, row {number}", {})[name] = value
+    return found
 
 
 def _check_saved(path: Path, how: How) -> None:
@@ -157,6 +191,18 @@ def first_cells(path: Path, count: int) -> list[list[str]]:
 
 
 def _excel_rows(path: Path, how: How, formulas: bool = False) -> Fields:
+    with _sheet(path, how, read_only=True, data_only=not formulas) as sheet:
+        for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+            row = list(cells)
+            while row and row[-1] is None:
+                row.pop()
+            if row:
+                yield number, row
+
+
+@contextmanager
+def _sheet(path: Path, how: How, **options: bool) -> Iterator[Any]:
+    """The first sheet that is not hidden, of a book that openpyxl loads with ``options``."""
     try:
         import openpyxl  # an extra, slow to load
     except ImportError:
@@ -165,7 +211,7 @@ def _excel_rows(path: Path, how: How, formulas: bool = False) -> Fields:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of styles and the like, which are not read
-            book = openpyxl.load_workbook(source, read_only=True, data_only=not formulas)
+            book = openpyxl.load_workbook(source, **options)
     except Exception as error:  # zip files, XML and their content raise errors of every kind
         raise UserError(f"{path}: is not a readable Excel file ({str(error).partition(chr(10))[0]})") from None
     try:
@@ -175,12 +221,7 @@ def _excel_rows(path: Path, how: How, formulas: bool = False) -> Fields:
         if len(book.worksheets) > 1:
             which = "first" if sheet is book.worksheets[0] else "first that is not hidden"
             how.note(path, f"{which} of {len(book.worksheets)} sheets, {sheet.title!r}")
-        for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
-            row = list(cells)
-            while row and row[-1] is None:
-                row.pop()
-            if row:
-                yield number, row
+        yield sheet
     finally:
         book.close()
 

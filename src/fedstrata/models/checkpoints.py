@@ -239,6 +239,8 @@ def tokenizer_of(name: str, kind: str) -> Any:
     types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is what is saved
+    if TASK_KINDS[kind].attention != "causal":  # to generate, a batch is padded on the left
+        tokenizer.padding_side = "right"  # as in training: with padding before it a token has another position
     return tokenizer
 
 

@@ -119,7 +119,7 @@ def test_a_client_against_plain_torch(frozen: Jobs, head: str) -> None:
     )
     for batch in drawn_batches(ready.runtime.trainer, index, ready.train, client=client):
         logits = model(**batch.inputs).branches
-        sum(functional.cross_entropy(each, batch.targets) for each in logits).backward()
+        sum(functional.cross_entropy(each, batch.targets) for each in logits.unbind(1)).backward()
         optimizer.step()
         optimizer.zero_grad()
     for name, parameter in model.named_parameters():

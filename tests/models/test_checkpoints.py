@@ -211,6 +211,27 @@ def test_a_saved_tokenizer_cuts_and_pads_nothing_by_itself(model_folder: Folder,
     assert saved["padding"] is None
 
 
+@pytest.mark.parametrize(("architecture", "kind"), [("bert", "classify"), ("gpt2", "classify"), ("gpt2", "clm")])
+def test_a_saved_tokenizer_pads_a_batch_on_the_side_that_the_model_was_trained_with(
+    model_folder: Folder, tmp_path: Path, architecture: str, kind: str
+) -> None:
+    """With the left side of its start model plain code got other scores from a batch than the run."""
+    folder = model_folder(architecture, head="clm" if architecture == "gpt2" else "mlm")
+    left = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    left.save_pretrained(folder)
+    loaded = checkpoints.load(str(folder), kind, LABELS if kind == "classify" else None, 3)
+    checkpoints.save(loaded, weights(loaded), tmp_path / "model")
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert words.padding_side == ("left" if kind == "clm" else "right")  # to generate, the left is needed
+    if kind == "classify":
+        model = checkpoints.auto_class(kind).from_pretrained(tmp_path / "model").eval()
+        rows = ["The eye.", "High pressure makes the wall of the heart thick."]
+        with torch.no_grad():
+            alone = torch.cat([model(**words(row, return_tensors="pt")).logits for row in rows])
+            batch = model(**words(rows, padding=True, return_tensors="pt")).logits
+        torch.testing.assert_close(batch, alone, rtol=0, atol=1e-5)
+
+
 def test_saving_replaces_all_of_a_folder_but_what_is_somebody_elses(model_folder: Folder, tmp_path: Path) -> None:
     loaded = checkpoints.load(str(model_folder()), "mlm", None, 0)
     (tmp_path / "model").mkdir()

@@ -202,6 +202,21 @@ def test_a_model_that_makes_the_kinds_of_its_layers_when_asked(method: str, job:
     assert fedstrata.run(made).bytes["up"] == costs["up_bytes"]
 
 
+def test_a_model_is_saved_with_what_its_weights_hold_besides_parameters(job: Jobs, tmp_path: Path) -> None:
+    """LFM2's routers choose experts by a buffer, which was left out: a plain reader's model chose others."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    sizes = {**SIZES, "vocab_size": SIZES["vocab_size"] + 1, "num_hidden_layers": 2, "num_key_value_heads": 1}
+    config = transformers.Lfm2MoeConfig(**sizes, **experts, layer_types=["conv", "full_attention"])
+    model = transformers.Lfm2MoeForCausalLM(config)
+    bias = model.model.layers[1].feed_forward.expert_bias
+    bias.copy_(torch.tensor([0.5, 0.0, 0.25, 1.0]))
+    model.save_pretrained(tmp_path / "it")
+    gpt2_tokenizer().save_pretrained(tmp_path / "it")
+    result = fedstrata.run(job("fedavg", "clm", model={"name": str(tmp_path / "it")}, train={"steps": 1}))
+    again = transformers.AutoModelForCausalLM.from_pretrained(result.model_folder)
+    assert again.model.layers[1].feed_forward.expert_bias.equal(bias)
+
+
 def test_a_mixture_of_experts_is_trained_without_a_forecast(job: Jobs, tmp_path: Path) -> None:
     """Torch has no shapes for its products in fp32: a forecast ended with a RuntimeError of torch's."""
     experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}

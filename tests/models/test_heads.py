@@ -19,7 +19,7 @@ from fedstrata.models import checkpoints
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel, hsum, psum
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
-from tiny import tiny_config
+from tiny import SENTENCES, tiny_config
 
 Jobs = Callable[..., dict[str, Any]]
 Folder = Callable[..., Path]
@@ -104,7 +104,7 @@ def test_against_plain_torch(architecture: str, kind: str) -> None:
                     state = layer(hidden[-1 - i] + (state if kind == "hsum" else 0))
                     vectors.append(state[:, 0])
             logits = torch.cat([c(v) for c, v in zip(model.head.classifiers, vectors, strict=True)])
-            assert torch.allclose(made.branches[:, row], logits, atol=1e-5)
+            assert torch.allclose(made.branches[row], logits, atol=1e-5)
             assert torch.allclose(made.logits[row], logits.mean(0), atol=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_the_options_say_what_they_do() -> None:
         shared = headed(HeadConfig("psum", classifier="shared"))
         assert len(shared.head.classifiers) == 1
         odds = headed(HeadConfig("hsum", average="probabilities"))(input_ids=ids, attention_mask=mask)
-        assert torch.allclose(odds.logits.exp(), odds.branches.softmax(-1).mean(0), atol=1e-6)
+        assert torch.allclose(odds.logits.exp(), odds.branches.softmax(-1).mean(1), atol=1e-6)
         pooled = headed(HeadConfig("cls", pooler=True))
         hidden = pooled.bert(input_ids=ids, attention_mask=mask).last_hidden_state
         vector = torch.tanh(pooled.bert.pooler.dense(hidden[:, 0]))
@@ -250,6 +250,19 @@ def test_a_saved_head_is_saved_again_with_its_head(model_folder: Folder, tmp_pat
     assert encoder.pooler is None
     with pytest.raises(ValueError, match="HeadedConfig"):
         transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "two")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipeline_takes_batches_of_a_model_with_a_head(model_folder: Folder, tmp_path: Path, kind: str) -> None:
+    """It takes apart all that a model gives by the first dimension, and found branches there: an IndexError."""
+    loaded = checkpoints.load(str(model_folder(layers=4)), "classify", LABELS, 3, head=HeadConfig(kind))
+    checkpoints.save(loaded, part_tensors(loaded.model, loaded.parts, loaded.parts.names), tmp_path / "model")
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "model"))
+    rows = [text for text, _ in SENTENCES[:6]]
+    alone, together = (pipeline(rows, batch_size=size) for size in (1, 6))
+    for one, other in zip(alone, together, strict=True):
+        assert one["label"] == other["label"]
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
 
 
 def test_a_head_under_the_encoders_own_model_type_is_read_too(model_folder: Folder, tmp_path: Path) -> None:

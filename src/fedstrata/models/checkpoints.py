@@ -26,6 +26,7 @@ from fedstrata.models.adapters import (
     without_adapters,
 )
 from fedstrata.models.belonging import check_files, check_tied, check_types, check_vocabulary, fresh_parts
+from fedstrata.models.buffers import saved_buffers
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, reads_last_token, unusable, with_adapters
 from fedstrata.models.dropout import disable_dropout
 from fedstrata.models.headed import write_headed
@@ -45,8 +46,8 @@ class Loaded:
         tokenizer: its fast tokenizer.
         parts: the model's parts.
         fresh: newly initialized parts: with tensors that the checkpoint lacks.
-        carried: the checkpoint's pooler where this task's model has none; saved again with the model, so that a
-            later stage finds it.
+        carried: the checkpoint's pooler where this task's model has none, and the model's buffers; saved again
+            with the model, so that a later stage finds them.
         use_cache: what the checkpoint's config says; training itself keeps no past keys and values.
         adapter: the adapters that were put into the model; None where it has none.
         name: folder or hub id that the model was loaded from.
@@ -109,7 +110,7 @@ def load(
         check_tied(name, model)
         fresh = fresh_parts(name, config, new, info, remote)
         parts = find_parts(_with_adapters(model, name, adapter), adapter) if adapter else new
-        carried = {} if "pooler" in parts.names else _pooler(name, config)
+        carried = saved_buffers(model) | ({} if "pooler" in parts.names else _pooler(name, config))
     stack = model.get_submodule(parts.stack)
     for part in remote:
         stack[parts[part].depth] = nn.Identity()
@@ -239,6 +240,8 @@ def tokenizer_of(name: str, kind: str) -> Any:
     types = getattr(config_of(name), "type_vocab_size", 0) > 1  # what the model takes, whatever the tokenizer says
     names = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
     tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is what is saved
+    if TASK_KINDS[kind].attention != "causal":  # to generate, a batch is padded on the left
+        tokenizer.padding_side = "right"  # as in training: with padding before it a token has another position
     return tokenizer
 
 

@@ -67,7 +67,7 @@ class HeadedOutput(ModelOutput):  # type: ignore[misc]
 
     Attributes:
         logits: the prediction, ``[B, C]``; for averaged probabilities their logarithm.
-        branches: each branch's logits, ``[branches, B, C]``.
+        branches: each branch's logits, ``[B, branches, C]``: texts first, as pipelines take a batch apart.
     """
 
     logits: torch.Tensor | None = None
@@ -243,8 +243,8 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         pooler = getattr(self, self.base_model_prefix).pooler if self.settings.pooler else None
         branches = self.head(encoded, attention_mask, pooler)
         if self.settings.average == "probabilities":
-            return HeadedOutput(branches.float().softmax(-1).mean(0).log(), branches)
-        return HeadedOutput(branches.mean(0), branches)
+            return HeadedOutput(branches.float().softmax(-1).mean(0).log(), branches.transpose(0, 1))
+        return HeadedOutput(branches.mean(0), branches.transpose(0, 1))
 
 
 class HeadedEncoder:

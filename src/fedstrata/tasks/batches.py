@@ -135,5 +135,5 @@ def ids_of(examples: Examples, index: Index, padding: int) -> Index:
 def branches(model: nn.Module, batch: Batch) -> torch.Tensor:
     """The logits of every branch of the model's head, ``[branches, B, C]`` fp32; most models have one."""
     output = model(**batch.inputs)
-    logits: torch.Tensor = output.branches if "branches" in output else output.logits[None]
+    logits: torch.Tensor = output.branches.transpose(0, 1) if "branches" in output else output.logits[None]
     return logits.float()

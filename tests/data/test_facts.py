@@ -16,6 +16,7 @@ from fedstrata.data.facts import row_lines, rows_seen_before
 from fedstrata.data.prepare import prepare
 from fedstrata.errors import UserError
 from fedstrata.events import Baseline, Noted, StageStarted
+from fedstrata.forecasts.validate import validate
 from fedstrata.job.file import load
 from tiny import SENTENCES
 
@@ -169,6 +170,26 @@ def test_test_rows_that_an_earlier_stage_trains_on_are_told(job: Jobs, tmp_path:
     own = {"name": "fine", "task": {"kind": "classify"}, "model": made["model"]}
     alone = load({**made, "stages": [stages[0] | {"model": made["model"]}, own], "model": made["model"]})
     assert rows_seen_before(alone, [prepare(one) for one in alone]) == {}, "it starts from a model of its own"
+
+
+def test_rows_that_no_client_trains_on_are_not_training_rows(job: Jobs, tmp_path: Path) -> None:
+    """With ``single`` rows and classes of all clients were told, beside a baseline of the first one's."""
+    rows = [(text, label) for text, label in SENTENCES if label != "eye"]
+    for name, own in (("first", rows), ("second", [(f"{text} x", "eye") for text, _ in SENTENCES])):
+        written(tmp_path / f"{name}.csv", own)
+    files = {name: str(tmp_path / f"{name}.csv") for name in ("first", "second")}
+    made = job("single", "classify", data={"train": files, "test": files["second"]}, method={"rounds": 1})
+    del made["clients"]["count"]
+    seen: list[Any] = []
+    data = fedstrata.run(made, progress=seen.append).data
+    assert data is not None
+    assert (data["train_rows"], data["test_rows"], data["test_rows_in_training"]) == (8, 12, 0)
+    assert data["classes"] == {"eye": 0, "heart": 4, "kidney": 4}
+    assert data["long_texts"]["rows"] == 8
+    told = ["8 training rows: first 8", "no training row is of class eye, which stands in test rows alone"]
+    [started] = [event for event in seen if isinstance(event, StageStarted)]
+    assert set(told) <= set(started.data)
+    assert {f"data    {line}" for line in told} <= set(validate(made).lines)
 
 
 def test_many_clients_are_summed_up() -> None:

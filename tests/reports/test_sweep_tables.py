@@ -77,6 +77,8 @@ def test_the_note_has_the_baseline_and_names_what_does_not_beat_it() -> None:
         "Baseline of tag, always the most frequent class or the mean: 0.2500; not better than that: chance."
     )
     assert note([rows[0], replace(ROW, baseline=0.2)], None).endswith("the mean: 0.2000 to 0.2500.")
+    squares = [replace(ROW, metric="loss", baseline=value) for value in (9.5, 10.25, 100.0)]
+    assert "the mean: 9.5000 to 100.0000" in note(squares, None), "by value, not by their digits"
     losses = [replace(ROW, metric="loss", baseline=0.2)]
     assert note(losses, None).endswith("0.2000; not better than that: FedBFPT\\M.")
     assert "Baseline" not in note([ROW], None)

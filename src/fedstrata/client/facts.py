@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedstrata.client.setup import Ready
-from fedstrata.data.facts import row_facts, row_lines, trained_and_tested
-from fedstrata.data.prepare import Prepared, population
+from fedstrata.data.facts import holders, row_facts, row_lines, trained_and_tested
+from fedstrata.data.prepare import Prepared
 from fedstrata.data.read import WORD_END
 from fedstrata.data.rows import text_columns
 from fedstrata.data.tokens import Tokens
@@ -36,7 +36,7 @@ def token_facts(job: Job, data: Prepared, ready: Ready) -> dict[str, Any]:
     are cut off, or of which the tokenizer makes nothing, so that no score is of them.
     """
     unknown, kind = _unknown_id(ready.loaded.tokenizer), TASK_KINDS[job.task.kind]
-    train, test = trained_and_tested(data)
+    train, test = trained_and_tested(job, data)
     pair = len(text_columns(job)) > 1 and bool(kind.texts)
     handling = "truncate" if pair else job.data.long_text or kind.long_text
     long = {"count": _long(job, data, ready, handling), "rows": len(train), "handling": handling}
@@ -88,8 +88,7 @@ def token_lines(facts: Mapping[str, Any], most: int) -> list[str]:
 def facts_and_lines(job: Job, data: Prepared, ready: Ready) -> tuple[dict[str, Any], list[str]]:
     """All that is known of the rows here: ``data`` in ``result.json``, and the same in sentences."""
     facts = row_facts(job, data)
-    shards = population(job.method.population, data.shards) if data.shards else {}
-    lines = row_lines(facts, {client: len(rows) for client, rows in shards.items()})
+    lines = row_lines(facts, {client: len(rows) for client, rows in holders(job, data).items()})
     if len(ready.train):
         tokens = token_facts(job, data, ready)
         return facts | tokens, lines + token_lines(tokens, ready.runtime.trainer.train.max_tokens)
@@ -136,7 +135,7 @@ def _long(job: Job, data: Prepared, ready: Ready, handling: str) -> int:
     if handling == "pack" or not len(data.train):
         return 0
     tokens, most = ready.train.tokens, ready.runtime.trainer.train.max_tokens
-    own = tokens.of_rows(trained_and_tested(data)[0])
+    own = tokens.of_rows(trained_and_tested(job, data)[0])
     if handling == "chunk":
         return int((np.bincount(tokens.rows[own]) > 1).sum())
     full = tokens.rows[own][tokens.lengths[own] >= most]

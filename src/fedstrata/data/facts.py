@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.data.prepare import Prepared
+from fedstrata.data.prepare import Prepared, population
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.data.rows import text_columns
 from fedstrata.errors import plural
@@ -28,7 +28,7 @@ def row_facts(job: Job, data: Prepared) -> dict[str, Any]:
     ``test_rows_in_training`` counts test rows whose text also stands in a training row. Of training rows that are
     at sites nothing is known, and all that rests on them is None.
     """
-    train, test = trained_and_tested(data)
+    train, test = trained_and_tested(job, data)
     texts = set(_texts(job, data.train, train))
     tested = _texts(job, data.test, test)
     classes = None if data.labels is None else (_counts(job, data.train, train), _counts(job, data.test, test))
@@ -45,10 +45,15 @@ def _in_order(counts: Counter[str], data: Prepared) -> dict[str, int]:
     return {label: counts[label] for label in data.labels or ()}
 
 
-def trained_and_tested(data: Prepared) -> tuple[Index, Index]:
-    """The rows of all clients that are trained on, and those that are tested on; others may be in neither."""
+def holders(job: Job, data: Prepared) -> dict[str, Index]:
+    """Who trains on which rows: the clients; with some methods one for all, or the first alone."""
+    return population(job.method.population, data.shards) if data.shards else {}
+
+
+def trained_and_tested(job: Job, data: Prepared) -> tuple[Index, Index]:
+    """The rows that are trained on, and those that are tested on; others may be in neither."""
     test = np.arange(len(data.test)) if data.tests is None else _joined(data.tests.values())
-    return _joined(data.shards.values()), test
+    return _joined(holders(job, data).values()), test
 
 
 def rows_seen_before(jobs: Sequence[Job], data: Sequence[Prepared]) -> dict[str, str]:
@@ -61,7 +66,7 @@ def rows_seen_before(jobs: Sequence[Job], data: Sequence[Prepared]) -> dict[str,
     for job, rows in zip(jobs, data, strict=True):
         if job.between_sites:
             return {}
-        own, test = trained_and_tested(rows)
+        own, test = trained_and_tested(job, rows)
         before = trained.get(job.start, set())
         if seen := sum(before.issuperset(text) for text in _texts(job, rows.test, test)):
             lines[job.stage] = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedstrata.data.facts import row_facts, row_lines, rows_seen_before
+from fedstrata.data.facts import holders, row_facts, row_lines, rows_seen_before
 from fedstrata.data.prepare import data_notes, dropped_rows, prepare, prepare_test
 from fedstrata.errors import plural
 from fedstrata.events import Event
@@ -58,7 +58,7 @@ def validate(
         name = f"stage {job.stage}: " if job.stage else ""
         lines.append(f"{name}{method_name(job.method)}, {job.task.kind}, {plural(job.method.rounds, 'round')}")
         lines.append(f"model   {plural(own.depth, 'layer')} of width {own.hidden}")
-        sizes = {client: len(index) for client, index in rows.shards.items()}
+        sizes = {client: len(index) for client, index in holders(job, rows).items()}
         lines += [f"data    {line}" for line in row_lines(row_facts(job, rows), sizes)]
         if rows.dropped:
             lines.append(f"data    {dropped_rows(rows)}")

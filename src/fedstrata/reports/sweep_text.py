@@ -51,8 +51,8 @@ def _baselines(rows: Sequence[SweepRow]) -> Iterable[str]:
         known = [row for row in lines if row.baseline is not None and row.mean is not None]
         if not known:
             continue
-        values = list(dict.fromkeys(f"{row.baseline:.4f}" for row in known))
-        found = values[0] if len(values) == 1 else f"{min(values)} to {max(values)}"
+        values = list(dict.fromkeys(four_decimals(value) for value in sorted(row.baseline or 0 for row in known)))
+        found = values[0] if len(values) == 1 else f"{values[0]} to {values[-1]}"
         yield f" Baseline{f' of {stage}' if stage else ''}, always the most frequent class or the mean: {found}"
         sign = {row.row: -1 if row.metric in LOWER_IS_BETTER else 1 for row in known}
         lost = [row.row for row in known if sign[row.row] * (row.mean or 0) <= sign[row.row] * (row.baseline or 0)]

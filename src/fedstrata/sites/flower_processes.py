@@ -124,7 +124,10 @@ FLEET = re.compile(r"/v1/fleet/[\w-]+")
 RUNTIME = re.compile(r"/v1/runtime/[\w-]+")
 """Paths for runs; Flower requires its secret for a task, and the task's token for every other call."""
 MOST_BODY = 1 << 20
-"""Bytes of a call of the control API or of a site, at most; what starts a run has about 1,000, a site's less."""
+"""Bytes of a call of the control API, at most; what starts a run has about 1,000."""
+MOST_SITE_BODY = 4096
+"""Bytes of a site's call, at most; honest ones have up to 500, or 1,000 where a site says why it cannot come.
+Of an answer Flower keeps in memory as many pieces as its body can name."""
 
 
 class ControlGate:
@@ -167,7 +170,7 @@ def _is_long(scope: Mapping[str, Any]) -> bool:
     """Whether a call has more bytes than one of a site's, or does not say before how many it has."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
-    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > MOST_BODY
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > MOST_SITE_BODY
 
 
 async def _refuse(send: Any, reason: bytes) -> None:

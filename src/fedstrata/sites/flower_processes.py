@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ QUIET = {
 """Environment of every process that imports Flower: no telemetry, nothing is installed."""
 
 
+MOST_LOG = 10_000_000
+"""Bytes of a log: whoever reaches the server's port has it write lines, without a key and as long as he likes."""
 SECRET_OPTION = "--superexec-auth-secret-file"
 
 
@@ -94,6 +98,21 @@ def tail(log: Path) -> str:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
+
+
+def shorten(log: Path) -> None:
+    """Begin a log that has become long anew, with its end; the whole is then in the file beside it.
+
+    Its process goes on, and adds to it.
+    """
+    with suppress(OSError):
+        if log.stat().st_size > MOST_LOG:
+            end = tail(log)
+            with suppress(OSError):  # as on a full disk, which has room again without the log
+                shutil.copyfile(log, log.with_suffix(".old.log"))
+            os.truncate(log, 0)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(end)
 
 
 REASONS = {

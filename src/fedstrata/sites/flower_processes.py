@@ -167,12 +167,14 @@ class ControlGate:
         """Answer 403, or pass the call on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http" and FLEET.fullmatch(scope["path"]):
+        elif scope["type"] == "websocket":  # Flower has none
+            await send({"type": "websocket.close"})
+        elif FLEET.fullmatch(scope["path"]):
             if _is_long(scope):
                 await _refuse(send, b"only what is short")
             else:
                 await self.app(scope, receive, send)
-        elif scope["type"] != "http" or not _is_local(scope):
+        elif not _is_local(scope):
             await _refuse(send, b"only from the server's own machine")
         elif RUNTIME.fullmatch(scope["path"]):
             await self.app(scope, receive, send)

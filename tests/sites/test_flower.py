@@ -232,6 +232,18 @@ def test_without_the_secret_only_what_flower_protects_is_reached(
     assert passes or sent[0]["status"] == 403
 
 
+def test_a_stranger_who_wants_a_websocket_is_refused() -> None:
+    """It was an error of the program's, whose traceback of 1,800 bytes stood in the log for a call of 150."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/fleet/x", "client": ("203.0.113.7", 1), "headers": []}
+    asyncio.run(flower_processes.ControlGate(None, b"secret")(scope, None, send))
+    assert sent == [{"type": "websocket.close"}]
+
+
 @pytest.mark.parametrize(
     "prepare",
     ["import fedstrata.sites.flower", "import fedstrata.sites.flower_processes as p; p.prepare_flower()"],

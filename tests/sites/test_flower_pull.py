@@ -15,13 +15,13 @@ pytest.importorskip("flwr")
 
 from fedstrata import UserError
 from fedstrata.sites import flower, flower_pull
-from fedstrata.sites.flower_processes import MOST_BODY, ControlGate
+from fedstrata.sites.flower_processes import MOST_SITE_BODY, ControlGate
 
 import httpx  # isort: skip  (flower says first what is needed for it)
 from flwr.app import Array, ArrayRecord, Message, RecordDict  # isort: skip
 from flwr.common.serde import message_to_proto  # isort: skip
 from flwr.app.message import remove_content_from_message  # isort: skip
-from flwr.proto import message_pb2, node_pb2, runtime_pb2  # isort: skip
+from flwr.proto import fleet_pb2, message_pb2, node_pb2, runtime_pb2  # isort: skip
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree  # isort: skip
 from flwr.supercore.runtime import RuntimeHttpClient  # isort: skip
 from flwr.supercore.task_identity import TaskIdentity  # isort: skip
@@ -138,8 +138,8 @@ def test_nonsense_in_place_of_an_answer_is_none() -> None:
 @pytest.mark.parametrize(
     ("headers", "passes"),
     [
-        ([(b"content-length", b"%d" % MOST_BODY)], True),
-        ([(b"content-length", b"%d" % (MOST_BODY + 1))], False),
+        ([(b"content-length", b"%d" % MOST_SITE_BODY)], True),
+        ([(b"content-length", b"%d" % (MOST_SITE_BODY + 1))], False),
         ([(b"content-length", b"400000000")], False),
         ([(b"transfer-encoding", b"chunked")], False),
     ],
@@ -147,6 +147,13 @@ def test_nonsense_in_place_of_an_answer_is_none() -> None:
 def test_the_server_takes_nothing_long_of_a_site_through_flower(
     headers: list[tuple[bytes, bytes]], passes: bool
 ) -> None:
+    reached, sent = through_the_gate("/v1/fleet/push-object", headers)
+    assert bool(reached) == passes
+    assert passes or sent[0]["status"] == 403
+
+
+def through_the_gate(path: str, headers: list[tuple[bytes, bytes]]) -> tuple[list[str], list[Any]]:
+    """The paths of what comes to Flower of a call, and what is answered in its place."""
     reached, sent = [], []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -155,10 +162,21 @@ def test_the_server_takes_nothing_long_of_a_site_through_flower(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "path": "/v1/fleet/push-object", "headers": headers}
+    scope = {"type": "http", "path": path, "headers": headers}
     asyncio.run(ControlGate(app, b"5" * 64)(scope, None, send))
+    return reached, sent
+
+
+@pytest.mark.parametrize(("more", "passes"), [(0, True), (60, False), (1000, False)])
+def test_one_answer_cannot_name_many_pieces_all_of_which_flower_would_keep(more: int, passes: bool) -> None:
+    """In memory, until the run ends: 300 pieces of a MiB were taken in answer to one call."""
+    link = SuperLink(record(b"cannot connect to the server's port " * 30))
+    link.tree.children.extend(message_pb2.ObjectTree(object_id=f"{i:064x}") for i in range(more))
+    request = fleet_pb2.PushMessagesRequest(
+        node=node_pb2.Node(node_id=1), messages_list=[link.message], message_object_trees=[link.tree]
+    )
+    reached, _ = through_the_gate("/v1/fleet/push-messages", [(b"content-length", b"%d" % request.ByteSize())])
     assert bool(reached) == passes
-    assert passes or sent[0]["status"] == 403
 
 
 def lost(*args: Any) -> Any:

@@ -402,6 +402,24 @@ def test_a_process_whose_log_is_moved_away_goes_on_and_one_without_a_folder_is_s
     assert log.exists()
 
 
+def test_a_log_takes_no_more_of_the_disk_however_much_is_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, a call of a path of 60 KB was a line of 60 KB in the server's log."""
+    monkeypatch.setattr(flower_processes, "MOST_LOG", 100_000)
+    stop, sizes, log = threading.Event(), list[int](), tmp_path / "x.log"
+    writes = "print('x' * 2000, i, flush=True); time.sleep(0.001)"
+    command = [sys.executable, "-c", f"import time\nfor i in range(4000): {writes}\ntime.sleep(1)"]
+
+    def look() -> None:
+        sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*.log")))
+
+    serve._supervise(command, log, tmp_path, stop, lambda why: stop.set(), lambda process: None, lambda: look)
+    assert max(sizes) < 4_000_000
+    assert sizes[-1] > 100_000
+    assert log.read_text().endswith(" 3999\n")
+
+
 def test_why_a_process_does_not_come_up_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site whose key had been removed said so every few seconds, as long as its program ran."""
     monkeypatch.setattr(serve, "RESTART_SECONDS", 0.01)

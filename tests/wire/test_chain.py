@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.plan.kinds import Tensors
 from fedstrata.wire.chain import Chains, check_received, named, receive, saved, steps_of
-from fedstrata.wire.codec import StateCodec, Wire, WireError, payload_bytes
+from fedstrata.wire.codec import Codec, StateCodec, Wire, WireError, make_codec, payload_bytes
 from fedstrata.wire.delta import job_codec
 from fedstrata.wire.dry import DryWire
 
@@ -185,3 +185,15 @@ def test_changes_are_refused_where_whole_parts_travel() -> None:
         check_received(Wire(StateCodec("fp32")), message, SHAPES, 6)
     step = steps_of(message)[0]
     assert named(step).keys() == {"0-3:codes", "0-3:scales", "0-3:places"}
+
+
+@pytest.mark.parametrize("codec", [make_codec("int8"), job_codec("fp32", ((8, 1.0, True),) * 2)])
+def test_scales_with_which_weights_are_no_numbers_are_refused(codec: Codec) -> None:
+    """A site took them, as each scale is finite, trained on infinity and answered a loss that is no number."""
+    wire, old = Wire(codec), drawn(0)
+    chains = Chains(wire, {"part": old}) if wire.chained else None
+    message = chains.message("part", 0) if chains and chains.advance("part", 1, drawn(1)) else wire.encode(old)[0]
+    huge = {name: torch.full_like(t, 3e38) if "scale" in name else t for name, t in message.items()}
+    assert check_received(wire, huge, SHAPES, 1) == (0 if chains else None)
+    with pytest.raises(WireError, match="is not finite once multiplied by its scale"):
+        receive(wire, huge, (0, old))

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from fedstrata.reports.times import duration
-from fedstrata.sites.flower_processes import BACK, CONNECTED, LOST, prepare_flower, tail
+from fedstrata.sites.flower_processes import BACK, CONNECTED, LOST, prepare_flower, shorten, tail
 
 AHEAD, BEHIND = 5.0, 305.0
 """Seconds by which Flower 1.41 lets a site's clock be ahead of the server's, and behind it."""
@@ -46,6 +46,7 @@ def await_connection(
     """
     start = time.monotonic()
     while process.poll() is None and not stop.wait(0.2):
+        shorten(log)
         if CONNECTED in tail(log):
             say(f"{name}: connected")
             said.clear()

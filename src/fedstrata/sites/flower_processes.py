@@ -9,9 +9,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ QUIET = {
 """Environment of every process that imports Flower: no telemetry, nothing is installed."""
 
 
+MOST_LOG = 10_000_000
+"""Bytes of a log: whoever reaches the server's port has it write lines, without a key and as long as he likes."""
 SECRET_OPTION = "--superexec-auth-secret-file"
 
 
@@ -96,6 +100,21 @@ def tail(log: Path) -> str:
         return ""
 
 
+def shorten(log: Path) -> None:
+    """Begin a log that has become long anew, with its end; the whole is then in the file beside it.
+
+    Its process goes on, and adds to it.
+    """
+    with suppress(OSError):
+        if log.stat().st_size > MOST_LOG:
+            end = tail(log)
+            with suppress(OSError):  # as on a full disk, which has room again without the log
+                shutil.copyfile(log, log.with_suffix(".old.log"))
+            os.truncate(log, 0)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(end)
+
+
 REASONS = {
     "certificate has expired": "by this machine's clock the server's certificate has expired",
     "certificate is not yet valid": "by this machine's clock the server's certificate is not valid yet",
@@ -124,7 +143,10 @@ FLEET = re.compile(r"/v1/fleet/[\w-]+")
 RUNTIME = re.compile(r"/v1/runtime/[\w-]+")
 """Paths for runs; Flower requires its secret for a task, and the task's token for every other call."""
 MOST_BODY = 1 << 20
-"""Bytes of a call of the control API or of a site, at most; what starts a run has about 1,000, a site's less."""
+"""Bytes of a call of the control API, at most; what starts a run has about 1,000."""
+MOST_SITE_BODY = 4096
+"""Bytes of a site's call, at most; honest ones have up to 500, or 1,000 where a site says why it cannot come.
+Of an answer Flower keeps in memory as many pieces as its body can name."""
 
 
 class ControlGate:
@@ -145,12 +167,14 @@ class ControlGate:
         """Answer 403, or pass the call on."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-        elif scope["type"] == "http" and FLEET.fullmatch(scope["path"]):
+        elif scope["type"] == "websocket":  # Flower has none
+            await send({"type": "websocket.close"})
+        elif FLEET.fullmatch(scope["path"]):
             if _is_long(scope):
                 await _refuse(send, b"only what is short")
             else:
                 await self.app(scope, receive, send)
-        elif scope["type"] != "http" or not _is_local(scope):
+        elif not _is_local(scope):
             await _refuse(send, b"only from the server's own machine")
         elif RUNTIME.fullmatch(scope["path"]):
             await self.app(scope, receive, send)
@@ -167,7 +191,7 @@ def _is_long(scope: Mapping[str, Any]) -> bool:
     """Whether a call has more bytes than one of a site's, or does not say before how many it has."""
     headers = dict(scope["headers"])
     length = headers.get(b"content-length", b"0")
-    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > MOST_BODY
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > MOST_SITE_BODY
 
 
 async def _refuse(send: Any, reason: bytes) -> None:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
 
 from fedstrata.job.sentences import sentence
 from fedstrata.plan.kinds import Weights
@@ -30,7 +29,7 @@ from fedstrata.sites.lost import NOTHING, Span
 from fedstrata.sites.sum_fields import with_sums, without_sums
 from fedstrata.wire.codec import WireError
 from fedstrata.wire.foreign import is_plain_name, measure_json, plain_text, read_json
-from fedstrata.wire.tensor_file import JSON_ERRORS, MOST_HEAD, TensorFile, pack, read_file
+from fedstrata.wire.tensor_file import JSON_ERRORS, TensorFile, pack, read_file
 
 RequestHeader = header_model(Request)
 ReplyHeader = header_model(Reply)
@@ -118,7 +117,7 @@ MOST_HEADER = 1 << 20
 """Most characters of a header: those of a job with 10,000 labels."""
 MOST_PARTS = 10_000
 """Most parts of a message."""
-DECODE_ERRORS = (SafetensorError, ValidationError, RuntimeError, *JSON_ERRORS)
+DECODE_ERRORS = (ValidationError, RuntimeError, *JSON_ERRORS)
 """Raised by the libraries for bytes that are no message."""
 
 
@@ -199,13 +198,6 @@ def metadata_of(message: bytes | TensorFile) -> Mapping[str, str]:
         return (read_file(message) if isinstance(message, bytes) else message).metadata
     except WireError:
         return {}
-
-
-def read_metadata(message: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file."""
-    size = int.from_bytes(message[:8], "little")
-    metadata: dict[str, str] = read_json(message[8 : 8 + size], MOST_HEAD)["__metadata__"]
-    return metadata
 
 
 def first_line(error: Exception) -> str:

@@ -240,6 +240,7 @@ def _supervise(
                     said = said if process.poll() is not None else ""
                     look = watching()
                     while process.poll() is None and not stop.wait(0.2):
+                        flower_processes.shorten(log)
                         look()
                 finally:
                     _end(process)
@@ -258,7 +259,7 @@ def _started(command: Sequence[str], log: Path, environment: Mapping[str, str]) 
     """A process whose output goes to ``log``; what was there goes to a file beside it."""
     with suppress(FileNotFoundError):
         log.replace(log.with_suffix(".old.log"))
-    with log.open("wb") as out:
+    with log.open("ab") as out:  # not to go on where it was when the log is shortened
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
         )

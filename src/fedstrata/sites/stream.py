@@ -31,8 +31,9 @@ from fedstrata.plan.kinds import Tensors
 from fedstrata.plan.messages import Request
 from fedstrata.plan.schedule import ScheduleSpan
 from fedstrata.sites.headers import from_header, header_model, to_header
-from fedstrata.sites.messages import DECODE_ERRORS, first_line, read_metadata
+from fedstrata.sites.messages import DECODE_ERRORS, first_line
 from fedstrata.wire.codec import WireError
+from fedstrata.wire.tensor_file import read_file
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -49,6 +50,8 @@ OPTIONS = {
     "grpc.http2.min_ping_interval_without_data_ms": KEEPALIVE_SECONDS * 500,
 }
 """Of every connection: while a client waits for its turn nothing but pings is sent."""
+MOST_HEAD = 1 << 14
+"""Bytes of a message's head; it names seven tensors at most."""
 
 
 class SessionFailed(WireError):
@@ -77,15 +80,14 @@ def encode_stream_message(header: StreamHeader, tensors: Tensors) -> bytes:
 def decode_stream_message(message: bytes) -> tuple[StreamHeader, Tensors]:
     """The header and the tensors of a message; the tensors are still to be checked.
 
-    They are copied into memory that torch allocates: with other alignment a matrix product may differ in the last
-    bit.
-
     Raises:
         WireError: it is no message of a session.
     """
+    if int.from_bytes(message[:8], "little") > MOST_HEAD:
+        raise WireError(f"not a message of a session: its head is longer than {MOST_HEAD} bytes")
     try:
-        tensors = {name: tensor.clone() for name, tensor in safetensors.torch.load(message).items()}
-        text = read_metadata(message)["header"]
+        file = read_file(message)
+        tensors, text = file.tensors, file.metadata["header"]
         header: StreamHeader = from_header(header_model(StreamHeader).model_validate_json(text))
     except DECODE_ERRORS as error:
         raise WireError(f"not a message of a session: {first_line(error)}") from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.wire.codec import Shapes, SizedTensors, Wire, WireError, payload_bytes
+from fedstrata.wire.finite import not_finite
 
 NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9}):(\w+)")
 
@@ -125,14 +126,19 @@ def receive(wire: Wire, message: Tensors, held: tuple[int, Tensors]) -> Tensors:
         wire: how parts travel.
         message: a whole part or a chain, checked.
         held: version and tensors that are here: of a chain those before one of its changes, or the last ones.
+
+    Raises:
+        WireError: its numbers outgrow fp32 with their scales.
     """
     version, tensors = held
     steps = steps_of(message)
     if not steps:
-        return wire.decode(message, held=tensors)
+        tensors = wire.decode(message, held=tensors)
     for step in steps:
         if step.before >= version:
             tensors = wire.follow(step.message, tensors)
+    if name := not_finite(tensors):
+        raise WireError(f"{name}: is not finite once multiplied by its scale")
     return tensors
 
 

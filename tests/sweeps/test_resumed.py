@@ -220,6 +220,31 @@ def test_new_cells_run_and_keys_that_no_number_depends_on_may_differ(
     assert (len(read), len(divided)) == (2, 3), "six cells, two seeds"
 
 
+def test_a_sweep_that_goes_on_has_no_table_until_it_ends(
+    again: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was killed had the table and the page of its former cells."""
+    folder = tmp_path / "sweep"
+    write_report([folder])
+    made = {path for path in folder.iterdir() if path.suffix in {".json", ".csv", ".md", ".tex", ".html"}}
+    assert len(made) == 6
+
+    def killed(scheduler: _Scheduler) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Scheduler, "run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            again({}, seeds=[0, 1])
+    assert not made & set(folder.iterdir())
+    with pytest.raises(UserError, match=r"a sweep's folder without its table; the sweep writes it when it ends"):
+        write_report([folder])
+    (folder / "report.html").write_text("mine")
+    assert again({}) == [], "of its former cells none is to be run"
+    assert (folder / "table.json").exists()
+    assert (folder / "report.html").read_text() == "mine"
+
+
 def test_more_rounds_of_finished_cells(model_folder: Callable[..., Path], tmp_path: Path) -> None:
     """With their state they go on, and come to what longer runs come to; without it they are refused."""
     kept = {"output": {"keep_state": True}}

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from fedstrata.errors import UserError
-from fedstrata.plan.kinds import FORMAT
+from fedstrata.plan.kinds import FORMAT, PAGE
 from fedstrata.reports.runs import check_format
 from fedstrata.reports.sweep import SweepCell, SweepRow, sweep_rows
 from fedstrata.reports.sweep_text import cells_csv, latex, markdown, rows_csv
@@ -19,6 +19,7 @@ from fedstrata.wire.files import endless_file, write_bytes
 
 TABLE = "table.json"
 """What makes a folder that of a sweep."""
+FILES = (TABLE, "table.csv", "cells.csv", "table.md", "table.tex")
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,17 @@ def write_table(folder: Path, cells: Sequence[SweepCell], against: str | None) -
     write_bytes(folder / "table.md", markdown(rows, against).encode())
     write_bytes(folder / "table.tex", latex(rows, against).encode())
     return rows
+
+
+def drop_table(folder: Path) -> None:
+    """Remove the table and the page of a sweep that goes on: until it ends, they are not of its cells."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    if (page := folder / PAGE).exists():
+        from fedstrata.reports.page import is_foreign  # here: slow to load
+
+        if not is_foreign(page):
+            page.unlink()
 
 
 def read_table(folder: Path) -> SweepTable:

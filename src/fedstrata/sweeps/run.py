@@ -16,7 +16,7 @@ from fedstrata.job.file import Overrides, content_of
 from fedstrata.models.folders import FILES
 from fedstrata.plan.kinds import PAGE
 from fedstrata.reports.sweep import FAILED, SweepRow
-from fedstrata.reports.sweep_files import write_table
+from fedstrata.reports.sweep_files import drop_table, write_table
 from fedstrata.runs.folder import check_output_dir, mark
 from fedstrata.runs.result import read_status
 from fedstrata.server.state import newest_commit
@@ -54,6 +54,8 @@ def run_sweep(
             (cell.folder / FAILED).unlink(missing_ok=True)  # more rounds failed, and are not asked for any more
         places = {cell.folder for cell in over}
         waiting = [cell for cell in found if cell.folder not in places]
+        if waiting:
+            drop_table(folder)
         tell = progress or (lambda event: None)
         asked = {"source": source, "base_dir": base_dir and str(base_dir)}
         _Scheduler(sweep, found, waiting, asked, tell, Workers(folder, sweep.parallel)).run()

@@ -3,10 +3,10 @@
     python benchmarks/profile_run.py [JOB] [KEY=VALUE ...] [--json FILE]
 
 Without a job: a few clients with a small model on made-up text. The job runs in this process (``engine.name`` is
-set to ``inprocess``), its functions wrapped from outside; a second run, with torch.profiler on, divides the time
-of operators by their kinds. A row is time in it and not in a row within it; "other" is the rest, so the rows add
-up to the wall time. (Not named ``profile.py``: that would hide Python's own module of that name, which torch
-imports by way of cProfile, from every script in this folder.)
+set to ``inprocess``), its functions wrapped from outside; a second run, with torch.profiler on for its first 50
+steps, divides the time of operators by their kinds. A row is time in it and not in a row within it; "other" is the
+rest, so the rows add up to the wall time. (Not named ``profile.py``: that would hide Python's own module of that
+name, which torch imports by way of cProfile, from every script in this folder.)
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ KINDS = {
     "filling and adding": ("fill_", "zero_", "::add", "::mul", "::div", "::sum"),
 }
 """Kind -> what is in the names of its operators, the first that fits."""
+STEPS = 50
+"""Steps after which torch's profiler is stopped: it holds an event of every operator in memory."""
 
 
 class Clock:
@@ -159,6 +161,33 @@ def kinds_of(profiler: Any) -> dict[str, float]:
     return dict(found.most_common())
 
 
+def operators_of(run: Callable[[], Any]) -> tuple[dict[str, float], int]:
+    """What :func:`kinds_of` finds in a run until its first ``STEPS`` steps are done, and how many there were."""
+    import torch
+
+    from fedstrata.client.trainer import Trainer
+
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    gradients, begun = Trainer._step_gradients, 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        if begun == STEPS + 1:
+            profiler.stop()
+        return gradients(*given)
+
+    Trainer._step_gradients = counted
+    profiler.start()
+    try:
+        run()
+    finally:
+        Trainer._step_gradients = gradients
+        if begun <= STEPS:
+            profiler.stop()
+    return kinds_of(profiler), min(begun, STEPS)
+
+
 def made_up_job(folder: Path) -> Path:
     """The default job, written into a folder."""
     from workloads import WORKLOADS, prepare
@@ -175,8 +204,6 @@ def profile(job: Path, overrides: list[str], folder: Path) -> dict[str, Any]:
     clock = Clock()
     started = time.perf_counter()
     with clock.inside("imports"):
-        import torch
-
         import fedstrata
 
         importlib.import_module("fedstrata.runs.stages")
@@ -193,15 +220,15 @@ def profile(job: Path, overrides: list[str], folder: Path) -> dict[str, Any]:
     wall = time.perf_counter() - started
     clock.seconds["other"] += wall - sum(clock.seconds.values())
     rows, calls = dict(clock.seconds.most_common()), dict(clock.calls)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        fedstrata.run(job, [*overrides, f"output.dir={folder / 'profiler'}"])
+    operators, steps = operators_of(lambda: fedstrata.run(job, [*overrides, f"output.dir={folder / 'profiler'}"]))
     return {
         "wall": wall,
         "imports": imported,
         "rows": rows,
         "calls": calls,
         "not_found": clock.missing,
-        "operators": kinds_of(profiler),
+        "operators": operators,
+        "operators_steps": steps,
     }
 
 
@@ -228,10 +255,13 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from fedstrata.errors import plural
+
     table = Table("where", "seconds", "share", "calls", title=f"{found['wall']:.1f} s")
     for row, seconds in found["rows"].items():
         table.add_row(row, f"{seconds:.2f}", f"{seconds / found['wall']:.1%}", str(found["calls"].get(row, "")))
-    operators = Table("operators", "seconds", "share")
+    steps = plural(found["operators_steps"], "step")
+    operators = Table("operators", "seconds", "share", title=f"the first {steps}")
     total = sum(found["operators"].values())
     for kind, seconds in found["operators"].items():
         operators.add_row(kind, f"{seconds:.2f}", f"{seconds / total:.1%}")

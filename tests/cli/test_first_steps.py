@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -29,6 +30,19 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lines = "".join(f'"{text}",{label}\n' for text, label in SENTENCES * 5)
     (tmp_path / "rows.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
     return tmp_path / "rows.csv"
+
+
+def test_an_option_that_takes_several_names_may_be_given_several_times(
+    rows: Path, model_folder: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last was taken alone, without a word."""
+    columns = ["--text", "text", "--text", "label"]
+    assert call("init", "rows.csv", "--task", "mlm", *columns, "--model", str(model_folder())) == 0
+    assert "text    text and label\n" in capsys.readouterr().out
+    assert call("forecast", "job.toml", "--methods", "fedavg", "--methods", "fedbfpt, fedprox", "--json") == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["fedavg", "fedbfpt", "fedprox"]
+    assert call("federation", "init", "federation", "--sites", "a", "--sites", "b,c") == 0
+    assert {path.name for path in Path("federation/sites").iterdir()} == {"a", "b", "c"}
 
 
 def test_from_a_file_to_a_trained_model(

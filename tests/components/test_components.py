@@ -463,6 +463,13 @@ class Draws(Largest):
         return super().encode({name: t + torch.rand(()) for name, t in tensors.items()}, reference, residual)
 
 
+class DrawsFromNumpy(Largest):
+    """Rounds at random, by numpy."""
+
+    def encode(self, tensors: Tensors, reference: Tensors | None, residual: Tensors) -> tuple[Tensors, Tensors]:
+        return super().encode({name: t + np.random.rand() for name, t in tensors.items()}, reference, residual)
+
+
 class Momentum:
     """Remembers the last change in itself, as torch's optimizers do."""
 
@@ -491,9 +498,10 @@ class Computed(Largest):
     [
         ({"codec": Counts()}, "codec 'largest': encode changes its own 'sent', which workers and a resumed"),
         ({"codec": Draws()}, "codec 'largest': encode draws from torch's own random numbers, which differ"),
+        ({"codec": DrawsFromNumpy()}, "codec 'largest': encode draws from numpy's own random numbers, which"),
         ({"server_optimizer": Momentum()}, r"server_optimizer: Momentum\.step changes its own 'last', .*moments"),
     ],
-    ids=["a number", "random numbers", "tensors"],
+    ids=["a number", "random numbers", "numpy's", "tensors"],
 )
 def test_what_an_object_remembers_by_itself_is_refused(job: Jobs, own: dict[str, Any], sentence: str) -> None:
     """Workers had copies of it and a resumed run a new one, so both came to other weights, without a word."""

@@ -11,6 +11,7 @@ from rich.console import Console
 from fedstrata.cli.common import (
     JobFile,
     Overrides,
+    names_of,
     note_sweep,
     plain_console,
     print_json,
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 Client = Annotated[
     str | None, typer.Option(help="Client whose round is simulated, instead of the first.", show_default=False)
 ]
-Attacks = Annotated[str | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)]
+Attacks = Annotated[
+    list[str] | None, typer.Option(help="Attacks, a,b,c, instead of all that fit.", show_default=False)
+]
 Public = Annotated[
     str | None,
     typer.Option(
@@ -56,7 +59,7 @@ def audit(
         note_sweep(job)
         from fedstrata.audits.options import ATTACKS, AuditOptions
 
-        names = ATTACKS if attacks is None else [name.strip() for name in attacks.split(",") if name.strip()]
+        names = names_of(attacks) if attacks else ATTACKS
         AuditOptions(client, names, public)  # so is one in the options
         from fedstrata.cli.progress import Display
 

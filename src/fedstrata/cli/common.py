@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -47,6 +47,11 @@ class PlainConsole(Console):
 def plain_console(stderr: bool = False) -> Console:
     """The console of a command."""
     return PlainConsole(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def names_of(given: Sequence[str] | None) -> list[str]:
+    """The names that an option was given, as ``a,b`` or several times."""
+    return [name.strip() for words in given or () for name in words.split(",") if name.strip()]
 
 
 def print_json(record: Any, **options: Any) -> None:

@@ -9,7 +9,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fedstrata.cli.common import Overrides, note_sweep, plain_console, print_json, sentences, stop_on_signals
+from fedstrata.cli.common import (
+    Overrides,
+    names_of,
+    note_sweep,
+    plain_console,
+    print_json,
+    sentences,
+    stop_on_signals,
+)
 from fedstrata.errors import UserError
 
 
@@ -19,7 +27,9 @@ def forecast(  # noqa: PLR0913  # the command's options
     model: Annotated[str | None, typer.Option(help="Folder or hub id; its config.json is enough.")] = None,
     task: Annotated[str | None, typer.Option(help="Kind of task, such as mlm or classify.")] = None,
     method: Annotated[str | None, typer.Option(help="Method, such as fedbfpt.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")] = None,
+    methods: Annotated[
+        list[str] | None, typer.Option(help="Methods to compare, a,b,c; the first is 100 %.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="A key of the job file, KEY=VALUE.")] = None,
     examples: Annotated[int | None, typer.Option(help="Examples per client, instead of the job's data.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Tokens per example, instead of train.max_tokens.")] = None,
@@ -42,8 +52,8 @@ def forecast(  # noqa: PLR0913  # the command's options
             pairs, job = [job, *pairs], None
         chosen = {"model.name": model, "task.kind": task, "method.name": method}
         pairs = [*((key, value) for key, value in chosen.items() if value is not None), *pairs]
-        names = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else []
-        if methods is not None and not names:
+        names = names_of(methods)
+        if methods and not names:
             raise UserError("forecast: --methods names no method; expected names, such as fedavg,fedbfpt")
         source = _model_alone(model, pairs, names) if job is None else Path(job)
         _check(source, pairs, names)
@@ -60,7 +70,7 @@ def forecast(  # noqa: PLR0913  # the command's options
         if as_json:
             print_json(costs if methods else next(iter(costs.values())))
         else:
-            _show(console, costs, compare=methods is not None)
+            _show(console, costs, compare=bool(methods))
 
 
 def _model_alone(model: str | None, pairs: Sequence[Any], methods: Sequence[str]) -> dict[str, Any]:

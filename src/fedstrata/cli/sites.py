@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from fedstrata.cli.common import Insecure, print_json, sentences, stop_on_signals
+from fedstrata.cli.common import Insecure, names_of, print_json, sentences, stop_on_signals
 from fedstrata.errors import UserError
 
 
 def init(  # noqa: PLR0913  options of a command
     folder: Annotated[Path, typer.Argument(help="Folder to write to.", show_default=False)],
-    sites: Annotated[str, typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
+    sites: Annotated[list[str], typer.Option(help="Names of the sites, a,b,c.", show_default=False)],
     host: Annotated[str, typer.Option(help="Name or address by which sites reach the server.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for Flower: sites connect to it.")] = 9440,
     stream_port: Annotated[int, typer.Option(help="Port for activations.")] = 9441,
@@ -42,7 +42,7 @@ def init(  # noqa: PLR0913  options of a command
         if len(own) not in (0, 3):
             raise UserError("federation init: --ca, --certificate and --key go together")
         tls = (own[0], own[1], own[2]) if own else None
-        names = [name.strip() for name in sites.split(",") if name.strip()]
+        names = names_of(sites)
         from fedstrata.sites.provision import init as create
 
         ports = {"port": port, "stream_port": stream_port, "message_port": message_port}

@@ -22,7 +22,7 @@ def init(
         typer.Argument(help="A file or folder of rows; or several, one per client.", show_default=False),
     ],
     task: Annotated[str | None, typer.Option(help="Kind of task, instead of the one guessed.")] = None,
-    text: Annotated[str | None, typer.Option(help="Column of the text; two of them as a,b.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="Column of the text; two of them as a,b.")] = None,
     label: Annotated[str | None, typer.Option(help="Column of the label.")] = None,
     test: Annotated[Path | None, typer.Option(help="File of test rows.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Folder or hub id of the model to start from.")] = None,
@@ -33,7 +33,9 @@ def init(
     with sentences() as console:
         from fedstrata.data.first_job import first_job
 
-        columns = [name.strip() for name in text.split(",")] if text else []
+        columns = [name.strip() for words in text or () for name in words.split(",")]
+        if twice := next((name for name in columns if columns.count(name) > 1), None):
+            raise UserError(f"--text: names column {twice!r} twice; expected different columns")
         job, lines = first_job(
             data, out, task=task, text=columns, label=label, test=test, model=model, clients=clients
         )

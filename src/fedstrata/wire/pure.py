@@ -1,14 +1,16 @@
-"""What an object of a caller's own may not rest on: what it remembers by itself, and torch's own random numbers.
+"""What an object of a caller's own may not rest on: what it remembers by itself, and random numbers of all.
 
 Every worker has a copy of it, and a resumed run a new one, so either would silently change a result.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedstrata.errors import UserError
@@ -17,7 +19,7 @@ from fedstrata.plan.components import settings_of
 
 @contextmanager
 def pure(component: Any, what: str, lasting: str) -> Iterator[None]:
-    """Refuse an object that comes out of a call with other settings, or has drawn random numbers of torch's own.
+    """Refuse an object that comes out of a call with other settings, or has drawn as :func:`undrawn` refuses.
 
     Args:
         component: the object; FedStrata's own are not asked.
@@ -55,17 +57,25 @@ def check_remembered(component: Any, before: dict[str, str], what: str, lasting:
 
 @contextmanager
 def undrawn(component: Any, what: str, instead: str) -> Iterator[None]:
-    """Refuse an object that draws from torch's own random numbers inside; ``instead`` is what is expected."""
+    """Refuse an object that draws from torch's or numpy's own random numbers; ``instead`` is what is expected.
+
+    Python's are not watched: threads of libraries, such as those that connect again after a while, draw from them.
+    """
     if _ours(component):
         yield
         return
-    before = torch.get_rng_state()
+    before = _own_numbers()
     yield
-    if not torch.equal(before, torch.get_rng_state()):
+    if drawn := [library for library, state in _own_numbers().items() if state != before[library]]:
         raise UserError(
-            f"{what} draws from torch's own random numbers, which differ between workers and in a resumed run; "
-            f"expected {instead}"
+            f"{what} draws from {drawn[0]}'s own random numbers, which differ between workers and in a resumed "
+            f"run; expected {instead}"
         )
+
+
+def _own_numbers() -> dict[str, bytes]:
+    """Library -> where its own random numbers have come to."""
+    return {"torch": torch.get_rng_state().numpy().tobytes(), "numpy": pickle.dumps(np.random.get_state())}
 
 
 def _ours(component: Any) -> bool:

@@ -18,6 +18,9 @@ from fedstrata.data.prepare import own_tests, prepare
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 from fedstrata.plan.streams import Streams
+from fedstrata.reports.runs import load_run
+from fedstrata.reports.summary import client_sentences, summary
+from fedstrata.reports.tables import result_rows
 
 Jobs = Callable[..., dict[str, Any]]
 
@@ -98,6 +101,20 @@ def test_a_single_clients_model_is_scored_on_everybodys_rows(own: Callable[..., 
     assert len(result.clients) == 3
     for client, told in result.clients.items():
         same(told["score"], plain_scores(result.model_folder, made, client))
+
+
+@pytest.mark.parametrize(("name", "who", "examples"), [("centralized", "all", 6), ("single", "client-0", 2)])
+def test_who_only_tests_is_no_client_that_missed_the_training(
+    own: Callable[..., dict[str, Any]], name: str, who: str, examples: int
+) -> None:
+    """With all rows in one place, a page told of 1 of 4 clients, and that the others took part in no round."""
+    run = load_run(fedstrata.run(own(name)).folder)
+    assert result_rows([run])[0]["clients"] == 1
+    assert summary(run).startswith(f"1 client with {examples} examples trained")
+    first, *others = client_sentences(run)
+    assert first.startswith(f"{who} trained on {examples} examples in 2 rounds")
+    for sentence in others:
+        assert "holds test rows of its own, on which the model is scored. Its own score is accuracy" in sentence
 
 
 def test_the_report_tells_the_spread(own: Callable[..., dict[str, Any]], tmp_path: Path) -> None:

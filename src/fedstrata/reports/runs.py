@@ -65,6 +65,11 @@ class Run:
         """The clients' names: those of the result, else those of the partition."""
         return list(self.result["clients"] or self.partition.get("clients", {}))
 
+    @property
+    def holders(self) -> list[str]:
+        """Those that have rows to train on: of the others only the test rows are used."""
+        return list(self.stage_runs[-1].partition.get("clients") or self.clients)
+
     @cached_property
     def work(self) -> list[dict[str, Any]]:
         """The lines of ``rounds`` that are clients'."""

@@ -44,9 +44,9 @@ def _work(run: Run) -> str:
     if not rounds:
         return f"No client finished a round {method}."
     worked = {line["client"] for line in run.work}
-    trained = [client for client in run.clients if client in worked] or run.clients  # or the server, for all
-    clients = plural(len(run.clients), "client")
-    if len(trained) < len(run.clients):  # the others were never sampled
+    trained = [client for client in run.holders if client in worked] or run.holders  # or the server, for all
+    clients = plural(len(run.holders), "client")
+    if len(trained) < len(run.holders):  # the others were never sampled
         clients = f"{len(trained):,} of {clients}"
     examples = plural(_examples(run, trained), "example")
     span = f"{rounds} of {plural(planned, 'round')}" if rounds < planned else plural(rounds, "round")
@@ -178,13 +178,15 @@ def _client_sentence(run: Run, row: dict[str, Any]) -> str:
     name = row["client"]
     sent = [line for line in run.transfers if line["client"] == name and line["direction"] == "up"]
     came = _came(run, name)
+    metric = run.result["headline"]
+    own = "" if row["score"] is None else f" Its own score is {metric} {score_figure(row['score'])}."
+    if name not in run.holders:
+        return f"{name} holds test rows of its own, on which the model is scored.{own}"
     if not row["rounds"]:
         return f"{name} took part in no round; {came}."
     named = {line["part"] for line in sent}
     what = part_words([part for part in run.named_parts if part in named], run.parts)
     left = f"{figure(row['up_mb'])} MB left it ({what})" if sent else "nothing of a model or text left it"
-    metric = run.result["headline"]
-    own = "" if row["score"] is None else f" Its own score is {metric} {score_figure(row['score'])}."
     examples, rounds = plural(row["examples"], "example"), plural(row["rounds"], "round")
     return f"{name} trained on {examples} in {rounds}: {left}, and {came}.{own}"
 

@@ -156,7 +156,7 @@ def _row(run: Run) -> dict[str, Any]:
         "score": value,
         "spread": spread,
         "baseline": headline(run, (result.get("baseline") or {}).get("score")),
-        "clients": len(run.clients),
+        "clients": len(run.holders),
         "rounds": sum(stage.result["rounds"] for stage in run.stage_runs),
         "done": sum(len({line["round"] for line in stage.work}) for stage in run.stage_runs),
         "up_mb": _per_client(run, "up"),

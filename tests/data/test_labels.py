@@ -10,6 +10,7 @@ from fedstrata.data.forms.how import notes
 from fedstrata.data.labels import decimal_points, doubtful, entity_types, named_tags, refuse_several
 from fedstrata.data.read import WORD_END, Rows
 from fedstrata.errors import UserError
+from fedstrata.plan.labels import alike
 
 SEVERAL = [",".join(names) for size in (2, 3) for names in combinations("abcd", size)]
 NAMES = ["O", "B-x", "I-x"]
@@ -105,3 +106,11 @@ def test_a_sentence_stands_for_the_entities_that_most_of_its_words_are_of() -> N
         "NN",
         "B-",
     ]
+
+
+def test_long_ids_that_differ_in_their_last_digit_are_two() -> None:
+    """As floats they are one number, and rows with such codes as labels were refused."""
+    assert not [*alike(["900000000000207008", "900000000000207009", "1e400", "2e400"])]
+    for pair in (["1", "01"], ["10", "1e1"], ["1.50", "1.5"], ["900000000000207008", "900000000000207008.0"]):
+        assert [how for _, _, how in alike(pair)] == ["are the same number"]
+    assert not [*alike(["", "1e99999999999999999999", "snan", "1,5", "1.5"])], "what is no number is none"

@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Context, Decimal
 
 BLANK_LETTERS = re.compile("[\u034f\u115f\u1160\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
 """What Unicode counts among letters and marks, and has no shape: fillers, joiners, selectors of variants."""
@@ -49,8 +50,8 @@ def _shown(sign: str) -> bool:
 
 def _number(label: str) -> str:
     try:
-        return str(float(label))
-    except ValueError:
+        return str(Decimal(label).normalize(Context(prec=len(label))))  # a float has fewer digits than ids
+    except ArithmeticError:
         return label
 
 

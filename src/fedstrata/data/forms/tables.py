@@ -20,7 +20,7 @@ Fields = Iterator[tuple[int, list[Any]]]
 DELIMITERS = ",;\t|"
 """Tried in this order."""
 SAMPLE = 20
-"""Rows without a header that must all have as many fields as there are names."""
+"""Rows that must all have as many fields as there are names, or as the first one."""
 QUOTED = re.compile(r'".*"')
 DOUBLED = re.compile(r'"(?:[^"]|"")*"')
 NO_HEADER = "a file without a header line needs data.columns"
@@ -39,8 +39,13 @@ def csv_records(path: Path, how: How) -> Records:
 
 
 def likeliest_delimiter(path: Path, how: How) -> str:
-    """The delimiter that makes the most fields of a file's first line."""
-    return max(DELIMITERS, key=lambda one: len(first_rows(path, how, one, 1)[0]))
+    """The delimiter that makes the most fields of a file's first line, and rather as many of the next."""
+
+    def fields(delimiter: str) -> tuple[bool, int]:
+        counts = [len(row) for row in first_rows(path, how, delimiter, SAMPLE)]
+        return len(set(counts)) == 1 < counts[0], counts[0]
+
+    return max(DELIMITERS, key=fields)
 
 
 def find_delimiter(path: Path, how: How) -> str | None:

@@ -53,6 +53,17 @@ def full_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line in lines(path, how) if line.strip())
 
 
+def check_line_ends(path: Path, how: How) -> None:
+    """Refuse a file of rows whose lines all end in a carriage return alone: it would be a single row.
+
+    Raises:
+        UserError: it is one.
+    """
+    _, first = next(lines(path, how), (1, ""))
+    if "\n" not in first and "\r" in first.rstrip("\r"):
+        raise UserError(f"{path}: its lines end in a carriage return; expected lines that end in a line feed")
+
+
 def check_file(path: Path) -> None:
     """Refuse what is neither a file nor a folder, and would be waited for, or read, without an end.
 

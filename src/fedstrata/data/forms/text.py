@@ -105,7 +105,7 @@ def _marked(path: Path, file: BinaryIO, how: How) -> str | None:
 def _wide_lines(path: Path, content: bytes, encoding: str) -> Iterator[tuple[int, str]]:
     """Of an encoding in which a line's end is more than a byte."""
     try:
-        text = content.decode(encoding).removeprefix("\ufeff")
+        text = re.sub("^\ufeff", "", content.decode(encoding), flags=re.MULTILINE)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not {encoding} (byte {error.start + 1} of the file)") from None
     return enumerate(io.StringIO(text, newline="\n"), 1)
@@ -113,7 +113,7 @@ def _wide_lines(path: Path, content: bytes, encoding: str) -> Iterator[tuple[int
 
 def _lines(path: Path, file: BinaryIO, encoding: str | None, how: How) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(file, 1):
-        line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+        line = raw.removeprefix(codecs.BOM_UTF8)  # files that were joined have it again
         if b"\0" in line and encoding is None:
             raise UserError(
                 f"{path}, line {number}: holds a zero byte, expected text; UTF-16 needs [data] encoding = 'utf-16'"

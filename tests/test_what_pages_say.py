@@ -257,6 +257,17 @@ def test_the_job_page_says_what_a_class_that_is_not_there_counts_in_macro_f1() -
     assert "one that no scored row has and that is never predicted counts 0" in said
 
 
+def test_the_job_page_says_that_scores_of_named_sources_have_masks_of_their_own(
+    job: Callable[..., dict[str, Any]], sentences_csv: Path
+) -> None:
+    """The same rows twice: each source has the score that it has alone, and both together another one."""
+    twice = dict.fromkeys(("a", "b"), str(sentences_csv))
+    made = job("fedavg", "mlm", data={"test": twice}, method={"rounds": 1}, train={"steps": 1})
+    score = fedstrata.run(made).score
+    assert score["loss.a"] == score["loss.b"] != pytest.approx(score["loss"], rel=1e-4)
+    assert "Of `mlm` each of these scores has masks of its own" in page("job.md")
+
+
 def test_the_guide_on_tasks_says_which_metrics_are_better_when_smaller() -> None:
     names = " and ".join(f"`{name}`" for name in LOWER_IS_BETTER)
     said = " ".join(page("guides/add-a-task.md").split())

@@ -170,6 +170,8 @@ def _data(folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, "utf-8")
     (folder / "returns.csv").write_bytes(b"text,label\rA stone,kidney\rA beat,heart\r")
+    (folder / "returns.txt").write_bytes(b"A stone.\rA beat.\r")
+    (folder / "returns.conll").write_bytes(b"A O\rstone B-x\r\rA O\rbeat B-y\r")
     (folder / "latin1.csv").write_bytes(b"text,label\nNi\x81r,kidney\n")
     for name in ("empty", "folder.csv", "mixed", "pipes"):
         (folder / name).mkdir()

@@ -106,6 +106,34 @@ def test_quotes_in_a_file_with_tabs_count_where_they_stand_around_all_fields() -
         found("a.tsv")
 
 
+def test_quotes_in_a_file_with_tabs_count_where_they_are_doubled() -> None:
+    """As pandas and csv write it: the texts had quotes around them, and two in place of each of their own."""
+    whole = 'text\tlabel\n"one ""and"" two"\tx\nthree, four\ty\n"five"\tx\n'
+    write("a.tsv", whole)
+    rows = found("a.tsv")
+    assert rows.columns == {"text": ['one "and" two', "three, four", "five"], "label": ["x", "y", "x"]}
+    assert notes(rows.found) == ["a.tsv: fields in quotes where they hold some"]
+    for line in ('one "and"\tx\n', '"one\tx\n', '"one" two\tx\n'):
+        write("a.tsv", whole + line)
+        assert found("a.tsv").columns["text"][0] == '"one ""and"" two"', "some quotes are a text's own"
+    write("a.tsv", 'text\tlabel\n"five"\tx\n""\ty\n')
+    assert found("a.tsv").columns["text"] == ['"five"', '""'], "nothing says whose these are"
+    write("a.tsv", whole.split("\n", 1)[1] + "six\tx\tlicense\n")
+    assert found("a.tsv", names=["text", "label"]).columns["text"][3] == "six", "a long line"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_files_that_were_joined_with_their_marks_of_encoding_have_no_rows_of_headers(encoding: str) -> None:
+    """As Excel's "CSV UTF-8": the second header, behind its mark, was a row with the class ``label``."""
+    for name, between in (("a.csv", ";"), ("a.tsv", "\t")):
+        one, two = (f"text;label\n{row}\n".replace(";", between) for row in ("one;x", "two;y"))
+        write(name, one.encode(encoding) + two.encode(encoding))
+        assert found(name).columns == {"text": ["one", "two"], "label": ["x", "y"]}
+    rows = [f'{{"text": "{text}", "label": "x"}}\n'.encode(encoding) for text in ("one", "two")]
+    write("a.jsonl", b"".join(rows))
+    assert found("a.jsonl").columns == {"text": ["one", "two"], "label": ["x", "x"]}
+
+
 def test_a_header_line_that_stands_again_is_no_row() -> None:
     """As in files that were joined: it was a class of its own."""
     for name, between in (("a.csv", ","), ("a.tsv", "\t")):

@@ -45,6 +45,18 @@ def written(tmp_path: Path, frame: pandas.DataFrame, name: str = "rows.csv", **h
     return path
 
 
+@pytest.mark.parametrize("header", ["What did you see, and where?;Organ, or none\n", "text;label\n", ""])
+def test_commas_in_titles_and_texts_are_no_delimiter(tmp_path: Path, header: str) -> None:
+    """The sign that stands most often in the first line was taken for it, and the file refused as ragged."""
+    lines = [f"{text(i).replace(' ', ', ', 9 - i % 5)};{label}\n" for i, label in enumerate(LABELS)]
+    path = tmp_path / "rows.csv"
+    path.write_text(header + "".join(lines), "utf-8")
+    made, _ = first_job([path], tmp_path / "job.toml", model="demo:minilm")
+    data = prepare(load(tomllib.loads(made))[0])
+    assert data.labels == ("eye", "heart", "kidney")
+    assert len(data.train) + len(data.test) == len(LABELS)
+
+
 @pytest.mark.parametrize(
     ("columns", "kind", "label", "client"),
     [

@@ -314,6 +314,7 @@ def test_a_result_gives_frames_plot_pipeline_and_html(job: Jobs) -> None:
     lines = figure.axes[0].lines
     assert list(lines[0].get_ydata()) == list(history["score.accuracy"].dropna())
     page = result._repr_html_()
+    assert "&lt;0.001 TFLOP" in page
     assert f"{result.score['accuracy']:.4f}" in page
     assert str(result.folder) in page
     recorded = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))

@@ -64,6 +64,11 @@ def test_means_that_differ_in_their_last_bits_are_the_same() -> None:
     assert said.startswith("B: accuracy 0.8000, the same as A, with")
 
 
+def test_a_small_p_is_not_zero() -> None:
+    [said] = verdicts([ROW, replace(ROW, row="B", scores=(0.2, 0.3, 0.7), base=ROW.row)])
+    assert said.endswith("more than chance over 3 seeds (p <0.001, Holm).")
+
+
 def test_p_values_are_corrected_for_their_number() -> None:
     """Holm 1979: the smallest times m, the next times m - 1, never below the one before, at most 1."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

@@ -33,6 +33,7 @@ def test_a_model_has_a_card_of_counts_scores_and_costs(job: Jobs, tmp_path: Path
     assert scores == {name: pytest.approx(value, abs=1e-6) for name, value in result.score.items()}
     assert "3 clients, training rows of each: 4 to 4, median 4" in card.text
     assert f"sent {result.bytes['up'] / 1e6:,.1f} MB" in card.text
+    assert "training took <0.001 TFLOP." in card.text, "not 0.00"
     assert "without differential privacy" in card.text
     assert "3 classes: eye, heart, kidney" in card.text
     whole = (result.model_folder / CARD).read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import holds_object, parquet_columns
 from fedstrata.data.forms.plain import document_records, has_columns, shape_of, txt_records
 from fedstrata.data.forms.tables import first_cells, first_rows, likeliest_delimiter
-from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.data.forms.text import check_line_ends, full_lines, lines
 from fedstrata.data.forms.words import (
     COMMENT,
     TAG_NAMES,
@@ -144,6 +144,7 @@ def _plain(path: Path) -> Records:
         return records(path, How(()))
     if shape_of(path, How(())) != "plain":
         return txt_records(path, How(()))
+    check_line_ends(path, How(()))
     for wanted in (("text", "label"), ("text",)):
         with suppress(UserError):
             if next(txt_records(path, How(wanted)), None):

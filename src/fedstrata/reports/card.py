@@ -17,6 +17,7 @@ from fedstrata.errors import four_decimals, megabytes, plural
 from fedstrata.job.task_kinds import CLASSIFIER, TASK_KINDS
 from fedstrata.job.toml import read_toml
 from fedstrata.models.folders import CARD, CODE
+from fedstrata.reports.tables import TERA, figure
 from fedstrata.wire.files import write_bytes
 from fedstrata.wire.foreign import plain_text
 
@@ -235,7 +236,7 @@ def _beside(result: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
 def _costs(result: Mapping[str, Any]) -> str:
     sent, flops = result["bytes"], result["flops"]
-    counted = "" if result["noisy"] else f"; training took {flops / 1e12:,.2f} TFLOP"
+    counted = "" if result["noisy"] else f"; training took {figure(flops / TERA)} TFLOP"
     return (
         f"All clients together sent {megabytes(sent['up'])} and received {megabytes(sent['down'])} in the rounds, "
         f"and {megabytes(sent.get('setup', 0))} at the start{counted}."

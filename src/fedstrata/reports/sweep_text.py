@@ -150,7 +150,7 @@ def table_cells(rows: Sequence[SweepRow]) -> list[list[str]]:
     mixed = _metric(rows) == "score"
     lines = []
     for row in rows:
-        p = "" if row.p_holm is None else "<0.001" if row.p_holm < 0.001 else f"{row.p_holm:.3f}"
+        p = "" if row.p_holm is None else _three_decimals(row.p_holm)
         cells = [row.row, _score(row, mixed), p, *(figure(getattr(row, key)) for key in COSTS)]
         if row.target is not None:
             some = f" ({row.reached} of {len(row.seeds)})" if 0 < row.reached < len(row.seeds) else ""
@@ -202,5 +202,10 @@ def _sure(p: float | None, seeds: int) -> str:
     if p is None:
         return "one seed says nothing of chance" if seeds < 2 else "no test is possible"
     if p < 0.05:
-        return f"more than chance over {seeds} seeds (p {p:.3f}, Holm)"
-    return f"not told apart from chance by {seeds} seeds (p {p:.3f}), no proof of equality"
+        return f"more than chance over {seeds} seeds (p {_three_decimals(p)}, Holm)"
+    return f"not told apart from chance by {seeds} seeds (p {_three_decimals(p)}), no proof of equality"
+
+
+def _three_decimals(p: float) -> str:
+    """A p, which is never 0."""
+    return "<0.001" if p < 0.001 else f"{p:.3f}"

@@ -111,6 +111,7 @@ class Result:
         return views.plot(last.folder.name, last.headline, views.history(last._there()))
 
     def _repr_html_(self) -> str:
+        from fedstrata.reports.tables import TERA, figure
         from fedstrata.runs import views
 
         score = ", ".join(f"{name} {four_decimals(value)}" for name, value in self.score.items())
@@ -121,7 +122,7 @@ class Result:
                 ("status", self.status),
                 ("score", score or "none"),
                 ("sent, all clients", sent),
-                ("compute", f"{self.flops / 1e12:,.2f} TFLOP"),
+                ("compute", f"{figure(self.flops / TERA)} TFLOP"),
                 ("time", f"{self.seconds:,.0f} s"),
                 ("model", str(self.model_folder or self.scored or "none")),
             ]

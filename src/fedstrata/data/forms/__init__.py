@@ -10,7 +10,7 @@ from fedstrata.data.forms.how import How, Records
 from fedstrata.data.forms.objects import json_records, parquet_records
 from fedstrata.data.forms.plain import plain_records, shape_of, txt_records
 from fedstrata.data.forms.tables import csv_records, excel_records, find_delimiter, tsv_records
-from fedstrata.data.forms.text import binary
+from fedstrata.data.forms.text import binary, check_line_ends
 from fedstrata.data.forms.words import conll_records, csv_words, excel_words
 from fedstrata.errors import UserError, did_you_mean
 
@@ -63,6 +63,7 @@ def records(path: Path, how: How) -> Records:
         raise UserError(
             f"{path}: [data] documents: {how.documents!r} goes with plain txt files without columns alone"
         )
+    check_line_ends(path, how)
     return plain_records(path, how)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.objects import holds_object, json_records
 from fedstrata.data.forms.tables import csv_records, find_delimiter, tsv_records
-from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.data.forms.text import check_line_ends, full_lines, lines
 from fedstrata.errors import UserError
 
 HEADING = re.compile(r"= (?!=).*(?<!=) =")
@@ -29,6 +29,7 @@ def txt_records(path: Path, how: How) -> Records:
     if shape == "json":
         how.note(path, "JSON lines")
         return json_records(path, how)
+    check_line_ends(path, how)
     if shape == "pubmed":
         how.note(path, "sentences in PubMed-RCT's form")
         return _pubmed_rct(path, how)

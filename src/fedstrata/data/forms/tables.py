@@ -21,8 +21,9 @@ Fields = Iterator[tuple[int, list[Any]]]
 DELIMITERS = ",;\t|"
 """Tried in this order."""
 SAMPLE = 20
-"""Rows without a header that must all have as many fields as there are names."""
+"""Rows that must all have as many fields as there are names, or as the first one."""
 QUOTED = re.compile(r'".*"')
+DOUBLED = re.compile(r'"(?:[^"]|"")*"')
 NO_HEADER = "a file without a header line needs data.columns"
 RETURN = "a carriage return stands alone outside quotes; expected lines that end in a line feed"
 EXCEL = "reading Excel files needs openpyxl: pip install 'fedstrata[excel]'"
@@ -43,8 +44,13 @@ def csv_records(path: Path, how: How) -> Records:
 
 
 def likeliest_delimiter(path: Path, how: How) -> str:
-    """The delimiter that makes the most fields of a file's first line."""
-    return max(DELIMITERS, key=lambda one: len(first_rows(path, how, one, 1)[0]))
+    """The delimiter that makes the most fields of a file's first line, and rather as many of the next."""
+
+    def fields(delimiter: str) -> tuple[bool, int]:
+        counts = [len(row) for row in first_rows(path, how, delimiter, SAMPLE)]
+        return len(set(counts)) == 1 < counts[0], counts[0]
+
+    return max(DELIMITERS, key=fields)
 
 
 def find_delimiter(path: Path, how: How) -> str | None:
@@ -108,7 +114,8 @@ def _quotes(path: Path, how: How) -> str:
     """What quotes are evidently there for, in words; empty where they mean nothing.
 
     They hold lines together, as in Excel's files, where no row is short then, and some are without them. They are
-    around all fields, as R and pandas write them, where they are in the first line and all rows are whole then.
+    around all fields, as R writes them, where they are in the first line and all rows are whole then. They are
+    around those that have some themselves, as pandas writes them, where these are doubled.
     """
     with suppress(UserError):
         rows = _tsv_fields(path, how)
@@ -119,7 +126,20 @@ def _quotes(path: Path, how: How) -> str:
             quoted = (fields for _, fields in _csv_fields(path, how, "\t"))
             if all(len(fields) == whole and (all_quoted or "\t" not in "".join(fields)) for fields in quoted):
                 return "fields in quotes" if all_quoted else "quoted fields with line breaks"
+        elif _doubled(path, how, whole):
+            return "fields in quotes where they hold some"
     return ""
+
+
+def _doubled(path: Path, how: How, whole: int) -> bool:
+    """Whether all rows are whole, and quotes stand around every field that has some, doubled in at least one."""
+    inside = False
+    for _, fields in _tsv_fields(path, how):
+        quoted = [field for field in fields if '"' in field]
+        if len(fields) != whole or not all(map(DOUBLED.fullmatch, quoted)):
+            return False
+        inside = inside or any('"' in field[1:-1] for field in quoted)
+    return inside
 
 
 def excel_records(path: Path, how: How) -> Records:

@@ -53,6 +53,17 @@ def full_lines(path: Path, how: How) -> Iterator[tuple[int, str]]:
     return ((number, line.rstrip("\r\n")) for number, line in lines(path, how) if line.strip())
 
 
+def check_line_ends(path: Path, how: How) -> None:
+    """Refuse a file of rows whose lines all end in a carriage return alone: it would be a single row.
+
+    Raises:
+        UserError: it is one.
+    """
+    _, first = next(lines(path, how), (1, ""))
+    if "\n" not in first and "\r" in first.rstrip("\r"):
+        raise UserError(f"{path}: its lines end in a carriage return; expected lines that end in a line feed")
+
+
 def check_file(path: Path) -> None:
     """Refuse what is neither a file nor a folder, and would be waited for, or read, without an end.
 
@@ -94,7 +105,7 @@ def _marked(path: Path, file: BinaryIO, how: How) -> str | None:
 def _wide_lines(path: Path, content: bytes, encoding: str) -> Iterator[tuple[int, str]]:
     """Of an encoding in which a line's end is more than a byte."""
     try:
-        text = content.decode(encoding).removeprefix("\ufeff")
+        text = re.sub("^\ufeff", "", content.decode(encoding), flags=re.MULTILINE)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: is not {encoding} (byte {error.start + 1} of the file)") from None
     return enumerate(io.StringIO(text, newline="\n"), 1)
@@ -102,7 +113,7 @@ def _wide_lines(path: Path, content: bytes, encoding: str) -> Iterator[tuple[int
 
 def _lines(path: Path, file: BinaryIO, encoding: str | None, how: How) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(file, 1):
-        line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+        line = raw.removeprefix(codecs.BOM_UTF8)  # files that were joined have it again
         if b"\0" in line and encoding is None:
             raise UserError(
                 f"{path}, line {number}: holds a zero byte, expected text; UTF-16 needs [data] encoding = 'utf-16'"

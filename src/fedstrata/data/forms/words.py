@@ -10,7 +10,7 @@ from typing import Any
 
 from fedstrata.data.forms.how import How, Records, check
 from fedstrata.data.forms.tables import csv_records, excel_records, tsv_records
-from fedstrata.data.forms.text import full_lines, lines
+from fedstrata.data.forms.text import check_line_ends, full_lines, lines
 from fedstrata.errors import UserError, plural
 
 WORD_NAMES = {"word", "words", "token", "tokens", "text"}
@@ -31,6 +31,7 @@ def conll_records(path: Path, how: How) -> Records:
     Without names the first wanted column is the first in the file, or the one after the numbers of the words, and
     the second the last. A header line is recognized by the wanted columns, or by usual names of words and tags.
     """
+    check_line_ends(path, how)
     full = (line for _, line in full_lines(path, how) if not COMMENT.fullmatch(line.strip()))
     header = fields_of(next(full, ""), how)
     if set(how.wanted) <= set(header) and any(map(numbers_sentences, header)):

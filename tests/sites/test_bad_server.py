@@ -48,6 +48,7 @@ from fedstrata.sites.messages import (
     StartHeader,
     WelcomeHeader,
     decode_message,
+    decode_request,
     encode_message,
 )
 from fedstrata.sites.noise import add_line
@@ -235,6 +236,51 @@ def test_a_job_in_which_every_step_undoes_the_ones_before_is_refused(
     refusal = answer(town.site(), town.hello, job=town.job(train=train))
     assert reason in refusal.reason
     assert "undo what earlier rows have taught" in refusal.reason
+
+
+CROWDED = [
+    {"optimizer": "sgd", "learning_rate": 1e-4, "weight_decay": 1e3, "proximal_mu": 1e3, "max_grad_norm": 1.0},
+    {"learning_rate": 1e-5, "weight_decay": 1e4, "proximal_mu": 1e4, "max_grad_norm": 1e-3},
+]
+AS_FAR_AS_ALLOWED = [
+    {"optimizer": "sgd", "learning_rate": 1e-3, "weight_decay": 1e-2, "proximal_mu": 1e2, "max_grad_norm": 1.0},
+    {"optimizer": "sgd", "learning_rate": 1e-3, "weight_decay": 1.0, "proximal_mu": 1.0, "max_grad_norm": 1e-3},
+    {"learning_rate": 1e-5, "weight_decay": 1.0, "proximal_mu": 1e2, "max_grad_norm": 1e-3},
+]
+
+
+@pytest.mark.parametrize("train", CROWDED)
+def test_a_job_whose_clip_leaves_the_gradients_of_the_first_rows_alone_is_refused(
+    town: Town, train: dict[str, Any]
+) -> None:
+    """One row was behind the message, and the site counted twelve: the others moved it by 1/250, or by 1/1,000."""
+    refusal = answer(town.site(), town.hello, job=town.job(train={**train, "batch_size": 1}))
+    assert "so that the first step's rows alone would be learned from; it takes part up to 0.001" in refusal.reason
+    without = {**town.job(train=train), "train": {**train, "max_grad_norm": None}}
+    assert isinstance(answer(town.site(), town.hello, job=without), WelcomeHeader)
+
+
+@pytest.mark.parametrize("train", AS_FAR_AS_ALLOWED)
+def test_of_a_job_as_far_as_that_is_allowed_all_rows_are_learned_from(town: Town, train: dict[str, Any]) -> None:
+    service = town.site()
+    table = {**train, "batch_size": 1, "dropout": False}
+    assert isinstance(answer(service, town.hello, job=town.job(train=table)), WelcomeHeader)
+    assert isinstance(answer(service, town.start), WelcomeHeader)
+    site, request = service.runs[town.hello.run].site, decode_request(town.request(0))
+    assert site is not None
+    labels = site.data.train.labels
+    assert labels is not None
+
+    def message() -> torch.Tensor:
+        weights = site.answer(request).weights
+        return torch.cat([tensor.double().flatten() for own in weights.values() for tensor in own.values()])
+
+    before, moved = message(), []
+    for row in range(len(ROWS)):
+        labels[row] = 1 - labels[row]
+        moved.append(float((message() - before).norm()))
+        labels[row] = 1 - labels[row]
+    assert min(moved) > 0.01 * max(moved)
 
 
 @pytest.mark.parametrize(

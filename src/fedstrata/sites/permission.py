@@ -25,6 +25,9 @@ LEAST_MASKED = 0.02
 """With fewer tokens masked, a batch of many rows may learn from one of them alone."""
 MOST_PULL = 0.1
 """Share of its way that a step may take a weight back: with more the last rows alone would be behind a message."""
+MOST_CROWDING = 1e-3
+"""FedProx's pull by what weight decay takes off in a step, in weights. Where it outgrows the rows' gradients, a
+clip of both leaves next to nothing of these, but in the first step, which feels no pull yet."""
 
 
 class Refused(Exception):
@@ -79,6 +82,12 @@ def check_job(settings: SiteSettings, job: Job) -> None:
                 f"train.learning_rate times train.{name} is {pull:g}, so that each step would undo what "
                 f"earlier rows have taught; it takes part up to {MOST_PULL:g}"
             )
+    crowding = pulls["proximal_mu"] * pulls["weight_decay"] * job.train.learning_rate
+    if limits.min_examples > 1 and job.train.max_grad_norm is not None and crowding > MOST_CROWDING:
+        raise Refused(
+            f"with max_grad_norm, train.learning_rate times weight_decay times proximal_mu is {crowding:g}, so "
+            f"that the first step's rows alone would be learned from; it takes part up to {MOST_CROWDING:g}"
+        )
 
 
 def check_limits(settings: SiteSettings, site: Site, scored: bool = False) -> None:

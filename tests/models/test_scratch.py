@@ -97,6 +97,15 @@ def test_keys_lie_over_a_preset_by_either_name() -> None:
     assert scratch.new_config({"model_type": "bert", "hidden_size": 64}).hidden_size == 64
 
 
+def test_a_key_that_a_model_reads_and_its_default_config_is_without_is_known() -> None:
+    """DeBERTa-v3's shape could not be asked for: 'no such key of deberta-v2'."""
+    keys = {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3}
+    config = scratch.new_config({"model_type": "deberta-v2", **keys})
+    assert {key: getattr(config, key) for key in keys} == keys
+    with pytest.raises(UserError, match="position_buckets: no such key of bert"):
+        scratch.new_config({"model_type": "bert", "position_buckets": 8})
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

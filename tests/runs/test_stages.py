@@ -309,6 +309,30 @@ def test_a_method_that_never_trains_a_new_part_says_so(job: Jobs) -> None:
     assert any("pooler: newly initialized, and this method never trains it" in note for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["cat", "Heart", "dog"],
+            ["the head goes on as the start model has it, where 'eye' was 'cat', 'kidney' was 'dog'"],
+        ),
+        (["EYE", "heart", "kidney"], []),
+        (["LABEL_0", "LABEL_1", "LABEL_2"], []),
+        (["a", "b"], []),  # it is new then
+    ],
+)
+def test_a_head_that_goes_on_under_other_names_says_so(
+    job: Jobs, model_folder: Callable[..., Path], names: list[str], said: list[str]
+) -> None:
+    """Classes of other rows were taken for the job's own without a word."""
+    classes = {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    folder = model_folder(head="classify", num_labels=len(names), **classes)
+    notes: list[str] = []
+    made = job("none", "classify", model={"name": str(folder)})
+    fedstrata.run(made, progress=lambda e: notes.extend(getattr(e, "notes", ())))
+    assert [note for note in notes if "the head goes on" in note] == said
+
+
 def test_a_holdout_is_the_same_for_every_method(job: Jobs, tmp_path: Path) -> None:
     splits = []
     for method in ("fedavg", "centralized"):

@@ -47,6 +47,19 @@ def test_a_site_builds_the_model_of_the_server(
     same(fedstrata.run(here), fedstrata.run(there))
 
 
+def test_a_site_drops_as_much_before_the_classifier_as_the_server_says(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``cls_dropout`` of DeBERTa-v2's config was left out of what a site is sent, which took another rate."""
+    folder = tmp_path / "model"
+    config = transformers.DebertaV2Config(**SIZES, type_vocab_size=0, cls_dropout=0.5)
+    transformers.AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    village = Village(tmp_path, monkeypatch)
+    here, there = village.jobs(job("fedavg", "classify", 3, model={"name": str(folder)}, train={"steps": 1}))
+    same(fedstrata.run(here), fedstrata.run(there))
+
+
 @pytest.fixture
 def accents(tmp_path: Path) -> Path:
     """A model whose tokenizer tells é from e by a setting of its own, which is not the default."""

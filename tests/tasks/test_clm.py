@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.nn import functional
 
 import fedstrata
 from fedstrata.data.tokens import Tokens
 from fedstrata.errors import UserError
 from fedstrata.models import checkpoints, configs
+from fedstrata.models.parts import part_tensors
 from fedstrata.plan.messages import Positions
 from fedstrata.tasks import Batch, Examples
 from fedstrata.tasks.clm import CausalLM
@@ -194,3 +196,21 @@ def test_fedbt_takes_it_for_pre_training(job: Jobs, model_folder: Callable[..., 
 def test_the_tiny_gpt2_is_causal_by_its_kind() -> None:
     assert configs.causal(tiny_config("gpt2"))
     assert not configs.causal(tiny_config("bert"))
+
+
+@pytest.mark.parametrize("settings", [{"eos_token_id": [7, 9], "max_new_tokens": 3}, {"temperature": 0.7}])
+def test_a_model_generates_text_as_its_start_model_is_told_to(
+    model_folder: Callable[..., Path], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """What ends a text, and how tokens are drawn, was left out; transformers refuses to save the second."""
+    folder = model_folder("gpt2", head="clm")
+    (folder / "generation_config.json").write_text(json.dumps(settings), "utf-8")
+    for place in ("one", "two"):
+        loaded = checkpoints.load(str(folder), "clm", None, 0)
+        checkpoints.save(loaded, part_tensors(loaded.model, loaded.parts, loaded.parts.names), tmp_path / place)
+        folder = tmp_path / place
+    again = transformers.AutoModelForCausalLM.from_pretrained(folder).generation_config
+    assert {key: getattr(again, key) for key in settings} == settings
+    classifier = checkpoints.load(str(folder), "classify", ("a", "b"), 0)
+    checkpoints.save(classifier, {}, tmp_path / "three")
+    assert not (tmp_path / "three" / "generation_config.json").exists()

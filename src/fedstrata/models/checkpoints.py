@@ -211,6 +211,7 @@ def write_files(loaded: Loaded, folder: Path) -> str:
         config.use_cache = loaded.use_cache
     config.architectures, config.dtype = [type(loaded.model).__name__], torch.float32
     folders.write_config(config, folder)
+    folders.write_generation(loaded.model, folder)
     folders.write_tokenizer(loaded.tokenizer, folder, max_positions(loaded.model))
     return write_headed(folder) if getattr(config, KEY, None) else ""
 

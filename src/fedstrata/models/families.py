@@ -70,6 +70,14 @@ NOT_TRAINED: Mapping[str, str] = {
     "xlnet": "reads the end of a text at the end of a batch, where padding stands here",
 }
 """``model_type`` -> why such a model is not trained."""
+UNLISTED: Mapping[str, tuple[str, ...]] = {
+    "deberta": ("cls_dropout", "embedding_size", "talking_head"),
+    "deberta-v2": (
+        *("attention_head_size", "cls_dropout", "conv_act", "conv_groups", "conv_kernel_size"),
+        *("embedding_size", "norm_rel_ebd", "position_buckets", "share_att_key"),
+    ),
+}
+"""``model_type`` -> keys of a config that such a model reads, and that its default config is without."""
 FP32_ALONE = ("deberta",)
 """The ``model_type`` of models that transformers computes in fp32 alone: their mask outgrows bf16."""
 

@@ -91,6 +91,14 @@ def write_config(config: Any, folder: Path) -> None:
         config.save_pretrained(folder)
 
 
+def write_generation(model: Any, folder: Path) -> None:
+    """Write how a model is to generate text, where its own folder said so and not its config alone."""
+    settings = getattr(model, "generation_config", None)
+    if settings is not None and not settings._from_model_config:
+        with named(folder):
+            settings.to_json_file(folder / "generation_config.json")  # whatever it holds: saving would check it
+
+
 @contextmanager
 def _system_errors(folder: Path) -> Iterator[None]:
     """Inside, what a library in Rust raises of the system is an OSError, as that of Python, with a name."""

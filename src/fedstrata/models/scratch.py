@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from fedstrata.errors import UserError, did_you_mean, first_words
 from fedstrata.models.checkpoints import Loaded, class_of, fast_tokenizer, max_positions, save
 from fedstrata.models.configs import HF_LOAD_ERRORS, config_of, fit_config
-from fedstrata.models.families import FAMILIES, PRESETS
+from fedstrata.models.families import FAMILIES, PRESETS, UNLISTED
 from fedstrata.models.folders import write_config, write_tokenizer
 from fedstrata.models.heads import HeadConfig
 from fedstrata.models.parts import find_parts, part_tensors
@@ -47,7 +47,8 @@ def new_config(settings: Mapping[str, Any]) -> Any:
         raise UserError(f"[model.config] model_type: {found}; {did_you_mean(str(family), FAMILIES)}")
     kind = transformers.CONFIG_MAPPING[family]
     names: Mapping[str, str] = kind.attribute_map
-    known = sorted({*kind().to_dict(), *names} - {"_name_or_path", "architectures", "transformers_version"})
+    listed = {*kind().to_dict(), *names, *UNLISTED.get(family, ())}
+    known = sorted(listed - {"_name_or_path", "architectures", "transformers_version"})
     for key in given:
         if key not in known:
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.unused_keys import unused_keys
 from fedstrata.models.checkpoints import Loaded
+from fedstrata.models.configs import config_of
 from fedstrata.plan.disclosure import POOLED, channels, sentence
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -27,6 +29,9 @@ from fedstrata.plan.unused_options import unused_options
 from fedstrata.server.aggregate import make_aggregate
 from fedstrata.server.optimizer import make_server_optimizer
 from fedstrata.wire.delta import job_codec
+
+UNNAMED = re.compile(r"LABEL_\d+")
+"""What transformers calls a class that has no name."""
 
 
 def check_names(job: Job) -> None:
@@ -76,6 +81,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
         lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
         lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
+    lines += _other_names(loaded, data.labels)
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
     if job.server.aggregate in ROBUST and "aggregate" not in own:
         lines.append(
@@ -101,6 +107,19 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
         lines.append(f"{', '.join(sorted(never))}: newly initialized, and this method never trains it")
     lines += without_effect(job, loaded.parts, list(data.shards), own)
     return tuple(lines)
+
+
+def _other_names(loaded: Loaded, labels: Sequence[str] | None) -> list[str]:
+    """A note on a head that goes on under other names of its classes: it begins with what it learned of those."""
+    if labels is None or "head" in loaded.fresh:
+        return []
+    before = [str(name) for _, name in sorted(config_of(loaded.name).id2label.items())]
+    pairs = zip(labels, before, strict=False)  # a config may name fewer than its head has
+    renamed = [(new, old) for new, old in pairs if new.casefold() != old.casefold() and not UNNAMED.fullmatch(old)]
+    if not renamed:
+        return []
+    listed = ", ".join(f"{new!r} was {old!r}" for new, old in renamed[:3])
+    return [f"the head goes on as the start model has it, where {listed}{', …' if renamed[3:] else ''}"]
 
 
 def _averaged_apart(job: Job, parts: Parts, plans: Sequence[Plan]) -> list[str]:

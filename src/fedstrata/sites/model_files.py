@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedstrata.errors import first_words
+from fedstrata.models.families import UNLISTED
 from fedstrata.models.heads import KEY
 from fedstrata.sites.permission import Refused
 
@@ -45,9 +46,8 @@ TEXT = re.compile(r"[\w .:+-]{0,100}", re.ASCII)
 OWN_KEYS = (
     *(KEY, "id2label", "label2id", "num_labels", "problem_type"),
     *("transformers_version", "architectures", "dtype"),
-    # Read by models whose default config is without them: DeBERTa's kinds above all.
-    *("attention_head_size", "conv_act", "conv_groups", "conv_kernel_size", "embedding_size", "head_dim"),
-    *("norm_rel_ebd", "partial_rotary_factor", "position_buckets", "share_att_key", "talking_head"),
+    *("head_dim", "partial_rotary_factor"),  # read by models whose default config is without them
+    *(key for keys in UNLISTED.values() for key in keys),
 )
 """Keys of a config that every model type may have."""
 TABLES: Mapping[str, int] = {

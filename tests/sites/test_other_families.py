@@ -13,7 +13,7 @@ from test_in_memory import Village, same
 import fedstrata
 from fedstrata.errors import UserError
 from fedstrata.sites import model_files
-from tiny import SIZES, SPECIAL, tokenizer, words
+from tiny import SIZES, SPECIAL, gpt2_tokenizer, tokenizer, words
 
 Jobs = Callable[..., dict[str, Any]]
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -58,6 +58,31 @@ def test_a_site_drops_as_much_before_the_classifier_as_the_server_says(
     village = Village(tmp_path, monkeypatch)
     here, there = village.jobs(job("fedavg", "classify", 3, model={"name": str(folder)}, train={"steps": 1}))
     same(fedstrata.run(here), fedstrata.run(there))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_a_models_weights_hold_besides_parameters_is_not_lost_on_the_way(
+    job: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained: bool
+) -> None:
+    """A site's routers chose other experts than the server's: their bias, a buffer, was 0 there."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
+    sizes = {**SIZES, "vocab_size": SIZES["vocab_size"] + 1, "num_hidden_layers": 2, "num_key_value_heads": 1}
+    config = transformers.Lfm2MoeConfig(**sizes, **experts, layer_types=["conv", "full_attention"])
+    model = transformers.Lfm2MoeForCausalLM(config)
+    if trained:
+        model.model.layers[1].feed_forward.expert_bias[2] = 0.5
+    model.save_pretrained(tmp_path / "model")
+    gpt2_tokenizer().save_pretrained(tmp_path / "model")
+    village = Village(tmp_path, monkeypatch)
+    made = job("fedavg", "clm", 3, model={"name": str(tmp_path / "model")}, train={"steps": 1})
+    here, there = village.jobs(made)
+    if not trained:
+        same(fedstrata.run(here), fedstrata.run(there))
+        return
+    with pytest.raises(
+        UserError, match=r"hold model\.layers\.1\.feed_forward\.expert_bias, which is no parameter"
+    ):
+        fedstrata.run(there)
 
 
 @pytest.fixture

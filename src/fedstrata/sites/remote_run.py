@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import secrets
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from fedstrata.exchanges.sums import most_sum_bytes
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.models import checkpoints
+from fedstrata.models.buffers import saved_buffers
 from fedstrata.models.folders import write_tokenizer
 from fedstrata.plan.kinds import Tensors, Weights
 from fedstrata.plan.messages import Reply, Request
@@ -188,8 +190,9 @@ def _files(loaded: checkpoints.Loaded, kind: str) -> Tensors:
     tokenized again.
 
     Raises:
-        UserError: sites, which take known settings alone, would make another tokenizer of them.
+        UserError: sites, which take known settings alone, would make another tokenizer of them, or another model.
     """
+    _check_buffers(loaded, kind)
     with tempfile.TemporaryDirectory() as folder:
         loaded.model.config.save_pretrained(folder)
         write_tokenizer(loaded.tokenizer, Path(folder))
@@ -205,6 +208,20 @@ def _files(loaded: checkpoints.Loaded, kind: str) -> Tensors:
             "texts otherwise"
         )
     return {name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in sent.items()}
+
+
+def _check_buffers(loaded: checkpoints.Loaded, kind: str) -> None:
+    """Refuse a model with buffers that its config alone does not give: sites are sent its parameters."""
+    if not (found := saved_buffers(loaded.model)):
+        return
+    with torch.random.fork_rng(devices=[]):
+        there = checkpoints.class_of(kind, loaded.model.config).from_config(copy.deepcopy(loaded.model.config))
+    made = dict(there.named_buffers())
+    if others := [name for name, buffer in found.items() if not torch.equal(buffer.cpu(), made[name])]:
+        raise UserError(
+            f"model {loaded.name}: its weights hold {others[0]}, which is no parameter and does not go to sites, "
+            "and without it they compute otherwise"
+        )
 
 
 def run_id(folder: Path) -> str:

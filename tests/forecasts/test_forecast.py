@@ -320,6 +320,17 @@ def test_epsilon_of_examples_that_are_assumed_says_so(job: Jobs) -> None:
     assert "assumed" not in fedstrata.forecast(whole)["fedavg"]["privacy"]
 
 
+@pytest.mark.parametrize("clients", [{"test": 0.5}, {"partition": "sizes", "sizes": [1, 2, 3]}])
+def test_a_forecast_tells_the_examples_that_are_trained_on(job: Jobs, clients: dict[str, Any]) -> None:
+    """It named all that were read, also those that clients test on, and those that go to none."""
+    made = job("fedavg", "classify", clients=clients)
+    if "test" in clients:
+        del made["data"]["test"]
+    for tokens, what in ((None, "examples"), (32, "rows")):
+        [costs] = fedstrata.forecast(made, tokens=tokens).values()
+        assert costs["holdings"][0].startswith(f"6 training {what} of the job's data")
+
+
 def test_tokens_and_classes_that_are_assumed_are_told(job: Jobs, bare: Path) -> None:
     made = job("fedavg", "classify")
     [own], [assumed] = (list(fedstrata.forecast(made, tokens=tokens).values()) for tokens in (None, 32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
@@ -107,19 +107,25 @@ def _of_data(job: Job, data: Prepared, model: str, longest: int, tokens: int | N
             shards=data.shards,
             texts=texts,
             labels=data.labels,
-            source=f"{len(data.train)} training rows of the job's data at {longest} tokens each ({error})",
+            source=f"{_held(data.shards)} training rows of the job's data at {longest} tokens each ({error})",
             tests=lambda: tests,
             assumed="as many examples as rows",
         )
     train = examples(job, data.train, data.labels, tokenizer, data.shards.values()).tokens
+    shards = {name: train.of_rows(rows) for name, rows in data.shards.items()}
     return DataProfile(
         lengths=train.lengths,
-        shards={name: train.of_rows(rows) for name, rows in data.shards.items()},
+        shards=shards,
         texts=texts,
         labels=data.labels,
-        source=f"{len(train)} training examples of the job's data",
+        source=f"{_held(shards)} training examples of the job's data",
         tests=functools.cache(lambda: _test_lengths(job, data, model)),
     )
+
+
+def _held(shards: Mapping[str, Index]) -> int:
+    """How many the clients train on: rows that they test on, or that go to none, are read as well."""
+    return sum(map(len, shards.values()))
 
 
 def _without_data(job: Job, each: int, longest: int, reason: str) -> DataProfile:

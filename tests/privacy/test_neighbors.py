@@ -15,15 +15,16 @@ from torch import nn
 
 from fedstrata.client.dropout import DropoutRng
 from fedstrata.client.noisy_steps import NoisySteps, joined
+from fedstrata.data.tokens import Tokens
 from fedstrata.models import checkpoints
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel
 from fedstrata.privacy.noise import norm_of
 from fedstrata.privacy.per_example import zeros
-from fedstrata.tasks import Batch, Task
+from fedstrata.tasks import Batch, Examples, Task
 from fedstrata.tasks.classify import Classify
 from fedstrata.tasks.regress import Regress
 from roles import sentences
-from tiny import tiny_config
+from tiny import tiny_config, tiny_model, train_config
 
 HEADS = ("cls", "mean", "psum", "hsum")
 Sums = dict[str, torch.Tensor]
@@ -110,3 +111,34 @@ def alone(task: Task) -> list[Batch]:
     examples, rng = sentences(), np.random.default_rng(0)
     width = int(examples.tokens.lengths.max())
     return [task.batch(examples, np.array([i]), rng, width) for i in range(6)]
+
+
+def test_by_weights_that_enlarge_rounding_one_example_moves_no_more_than_its_own_clip() -> None:
+    """The last layer sees nothing but how attention's shares of a constant are rounded.
+
+    In one batch all others are padded for the longest example, and their products rounded in other ways.
+    """
+    model = quiet(tiny_model("bert", "classify", num_labels=3))
+    layer = model.bert.encoder.layer[-1].attention
+    count = layer.self.value.bias.numel()
+    constant = 50 + 100 * torch.rand(count, generator=torch.Generator().manual_seed(0))
+    for parameter, value in (
+        (layer.self.value.weight, 0.0),
+        (layer.self.value.bias, constant),
+        (layer.output.dense.weight, 1e6 * torch.eye(count)),
+        (layer.output.dense.bias, -1e6 * constant),
+    ):
+        parameter.detach().copy_(torch.as_tensor(value))
+    lengths = np.asarray([9] * 11 + [60])
+    ids = np.random.default_rng(0).integers(5, 40, lengths.sum()).astype(np.int32)
+    tokens = Tokens(ids, np.concatenate([[0], np.cumsum(lengths)]), np.arange(len(lengths)))
+    examples = Examples(tokens, np.arange(len(lengths)) % 3)
+    trained = dict(model.named_parameters())
+    sums = []
+    for index in (np.arange(len(lengths)), np.arange(len(lengths) - 1)):
+        steps = steps_of(model, Classify(0, ("eye", "heart", "kidney")), trained, 1.0)
+        steps.train, steps.noise = train_config(batch_size=len(lengths)), replace(steps.noise, alone=True)
+        [(_, batches)] = steps.steps(examples, index)
+        steps.gradients(batches, model_pass(steps), DropoutRng(0, torch.device("cpu")), trained)
+        sums.append({name: total.clone() for name, total in steps.total.items()})
+    assert norm_of(sums[0][name] - sums[1][name] for name in trained) == pytest.approx(1, rel=1e-4)

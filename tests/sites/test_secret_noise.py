@@ -14,6 +14,7 @@ import torch
 from scipy.stats import binom
 
 from fedstrata.client.answer import ClientData
+from fedstrata.client.noisy_steps import NoisySteps
 from fedstrata.client.poisson import poisson_steps
 from fedstrata.client.private import Private, private_of
 from fedstrata.data.tokens import Tokens
@@ -83,6 +84,19 @@ def test_nothing_that_is_drawn_follows_from_the_seed_of_the_job(tmp_path: Path, 
     assert torch.equal(message(site_in(with_key_of(one, tmp_path / "seed"), FedAvg(), seed=9, **config)), first)
     moved = (message(site_in(tmp_path / "other", FedAvg(), **config)) - first) * ROWS / CLIP
     assert moved.norm() > 10 * NOISE * (2 * len(first)) ** 0.5, "in clips; noise alone comes to a tenth of it"
+
+
+def test_at_a_site_texts_go_through_the_model_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's weights can enlarge rounding, which hangs on the other texts of a batch."""
+    seen, add = list[int](), NoisySteps._add_clipped
+
+    def noted(self: NoisySteps, total: Any, batch: Any, *rest: Any) -> torch.Tensor:
+        seen.append(len(batch.inputs["input_ids"]))
+        return add(self, total, batch, *rest)
+
+    monkeypatch.setattr(NoisySteps, "_add_clipped", noted)
+    message(site_in(tmp_path / "one", FedAvg()))
+    assert seen == [1] * ROWS
 
 
 def test_other_rows_do_not_get_the_noise_of_those_before(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstrata.client.between import keep_own, own_values
-from fedstrata.client.feature_cache import FEATURES, FeatureCache
+from fedstrata.client.feature_cache import FEATURES, ROWS, FeatureCache
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.private import Draw, Private
 from fedstrata.client.scorer import FeatureCaches, Scorer
@@ -149,8 +149,9 @@ def feature_cache(work: Work) -> FeatureCache | None:
     """The client's cache where its plan freezes the encoder; the model must be loaded."""
     if not work.request.plan.freeze_encoder:
         return None
-    data = work.data
-    return work.runtime.caches.open(data.train, data.index, data.store.folder / FEATURES)
+    data, private = work.data, work.runtime.private
+    rows = 1 if private and private.alone else ROWS
+    return work.runtime.caches.open(data.train, data.index, data.store.folder / FEATURES, rows)
 
 
 Encode = Callable[[Work, Draw | None], Weights]

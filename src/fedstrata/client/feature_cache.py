@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float32]
 FEATURES = "features"
 """Folder of a client's cache, in the folder of what it keeps."""
 ROWS = 32
-"""Most texts that go through the encoder together."""
+"""Texts that go through the encoder together, at most."""
 CHUNK = 8 * ROWS
 """Texts computed before they are written, so that memory does not grow with the client."""
 
@@ -67,9 +67,10 @@ class FeatureCache:
         folder: where the cache is, or will be.
         on_encoded: called as texts are encoded to be cached: how many are, and of how many.
         encoder: its :func:`encoder_digest`, where it is known.
+        rows: most texts that go through the encoder together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # all that the cached numbers depend on
         self,
         working: WorkingModel,
         task: Task,
@@ -79,8 +80,10 @@ class FeatureCache:
         folder: Path,
         on_encoded: Callable[[int, int], None] = lambda done, total: None,
         encoder: str | None = None,
+        rows: int = ROWS,
     ) -> None:
         self.working, self.task, self.train, self.examples = working, task, train, examples
+        self.rows = rows
         self.model: HeadedModel = working.model
         lengths = examples.tokens.lengths[index]
         count, width = self.model.branches, self.model.config.hidden_size
@@ -135,7 +138,7 @@ class FeatureCache:
         states: list[Array] = [np.empty(0, np.float32)] * len(chosen)
         for length in np.unique(lengths):
             places = np.flatnonzero(lengths == length)
-            for some in (places[start : start + ROWS] for start in range(0, len(places), ROWS)):
+            for some in (places[start : start + self.rows] for start in range(0, len(places), self.rows)):
                 for place, state in zip(some, self._encode(chosen[some]), strict=True):
                     states[place] = state
         return states
@@ -181,7 +184,7 @@ class FeatureCache:
 
     def _key(self, index: Index) -> str:
         """A hash of all that the cached numbers depend on."""
-        how = (self.digest, self.model.settings, self.train.precision == "bf16", self.train.width)
+        how = (self.digest, self.model.settings, self.train.precision == "bf16", self.train.width, self.rows)
         digest = hashlib.sha256(repr(how).encode())
         tokens = self.examples.tokens
         first, lengths = tokens.offsets[index], tokens.lengths[index]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from fedstrata.client.dropout import DropoutRng
@@ -73,12 +74,17 @@ class NoisySteps:
         lengths, masks = examples.tokens.lengths, self.noise.masks
         for drawn in poisson_steps(lengths[index], self.train, self.noise.sample):
             made = []
-            for chosen in (index[positions] for positions in drawn.batches):
+            for chosen in (index[positions] for positions in self._passes(drawn.batches)):
                 width = self.train.width or int(lengths[chosen].max())
                 # one by one: a batch of several may see to it that something in it is masked
                 single = [self.task.batch(examples, chosen[i : i + 1], masks, width) for i in range(len(chosen))]
                 made.append((chosen, joined(single)))
             yield drawn, made
+
+    def _passes(self, batches: Sequence[Index]) -> Iterator[Index]:
+        """A step's batches as they go through the model."""
+        for batch in batches:
+            yield from np.split(batch, len(batch)) if self.noise.alone else [batch]
 
     def gradients(
         self,

@@ -52,6 +52,7 @@ class ExampleNoise:
         stream: draws the noise.
         masks: draws what a task masks.
         dropout: seed of the stream of dropout.
+        alone: examples go through the model one by one, see :attr:`Private.alone`.
     """
 
     clip: float
@@ -61,6 +62,7 @@ class ExampleNoise:
     stream: Keystream
     masks: np.random.Generator
     dropout: int
+    alone: bool = False
 
 
 @dataclass
@@ -72,11 +74,22 @@ class Private:
         train: the job's ``[train]``.
         draw: a request, and all tensors that its training starts from -> the keys of its noise. Of this
             process they follow from the job's seed; a site puts its own in their place, which no one else knows.
+        at_site: whoever sends the weights is not trusted.
     """
 
     table: Privacy
     train: Train
     draw: Callable[[Request, Weights], Draw]
+    at_site: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether examples go through the model one by one.
+
+        How a product is rounded hangs on the others of a batch and on the longest of them, and weights can be made
+        that enlarge rounding: one example would then change the gradients of all others, which no clip bounds.
+        """
+        return self.at_site and self.table.level == "example"
 
     def example_noise(self, draw: Draw, examples: int) -> ExampleNoise | None:
         """The noise over a client's gradients; None where the level is another."""
@@ -92,6 +105,7 @@ class Private:
             stream=Keystream(draw(NOISE)),
             masks=_generator(draw(MASKS)),
             dropout=int.from_bytes(draw(DROPOUT)[:8], "little") >> 1,
+            alone=self.alone,
         )
 
     def message(self, sent: Weights, start: Mapping[str, Tensors], draw: Draw) -> Weights:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedstrata.client.feature_cache import FeatureCache, encoder_digest
+from fedstrata.client.feature_cache import ROWS, FeatureCache, encoder_digest
 from fedstrata.client.model_pass import ModelPass
 from fedstrata.client.trainer import autocast
 from fedstrata.client.working_model import WorkingModel
@@ -139,11 +139,22 @@ class FeatureCaches:
         self.working, self.task, self.train, self.on_encoded = working, task, train, on_encoded
         self._open: dict[Path, FeatureCache] = {}
 
-    def open(self, examples: Examples, index: Index, folder: Path) -> FeatureCache:
-        """The cache in a folder, of the hidden states of some examples; made if it is not there."""
+    def open(self, examples: Examples, index: Index, folder: Path, rows: int = ROWS) -> FeatureCache:
+        """The cache in a folder, of the hidden states of some examples; made if it is not there.
+
+        ``rows``: most of them that go through the encoder together.
+        """
         if folder not in self._open:
             self._open[folder] = FeatureCache(
-                self.working, self.task, self.train, examples, index, folder, self.on_encoded, self._encoder
+                self.working,
+                self.task,
+                self.train,
+                examples,
+                index,
+                folder,
+                self.on_encoded,
+                self._encoder,
+                rows,
             )
         return self._open[folder]
 

@@ -76,7 +76,7 @@ class Site:
         working = self.runtime.working
         if self.runtime.private:
             self._noise = SecretNoise(self.folder, own_rows(self.data.train, self.data.index))
-            self.runtime.private.draw = self._noise
+            self.runtime.private.draw, self.runtime.private.at_site = self._noise, True
         streams = self.runtime.trainer.streams
         plan = make_plan(self.method, working.parts, self.task, 0, self.name, streams)
         away = plan.away(working.parts)

@@ -245,6 +245,21 @@ def test_a_sweep_that_goes_on_has_no_table_until_it_ends(
     assert (folder / "report.html").read_text() == "mine"
 
 
+@pytest.mark.parametrize("linked", ["cells", "cells/a", "cells/a/seed-0"])
+def test_models_behind_a_link_in_a_cells_place_stay(
+    again: Callable[..., list[str]], tmp_path: Path, linked: str
+) -> None:
+    """A cell of another sweep that somebody had linked there lost its model."""
+    place = tmp_path / "sweep" / linked
+    place.rename(tmp_path / "other")
+    place.symlink_to(tmp_path / "other")
+    model = tmp_path / "sweep" / "cells" / "a" / "seed-0" / "model" / "config.json"
+    model.parent.mkdir()
+    model.write_text("{}")
+    assert again({}, rows=[{"name": "a"}, {"name": "b", "method.name": "fedprox"}, {"name": "c"}]) == ["c, seed 0"]
+    assert model.exists()
+
+
 def test_more_rounds_of_finished_cells(model_folder: Callable[..., Path], tmp_path: Path) -> None:
     """With their state they go on, and come to what longer runs come to; without it they are refused."""
     kept = {"output": {"keep_state": True}}

@@ -157,6 +157,8 @@ class _Scheduler:
         ]
         needed = {digest for cell in unfinished for digest in cell.stages.values()}
         for cell in self.cells:
+            if any(path.is_symlink() for path in (cell.folder, *cell.folder.parents[:2])):
+                continue  # what it leads to may be another sweep's
             folders = [
                 cell.folder / "stages" / name for name, digest in cell.stages.items() if digest not in needed
             ]

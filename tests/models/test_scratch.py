@@ -102,6 +102,9 @@ def test_a_key_that_a_model_reads_and_its_default_config_is_without_is_known() -
     keys = {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3}
     config = scratch.new_config({"model_type": "deberta-v2", **keys})
     assert {key: getattr(config, key) for key in keys} == keys
+    every = {"global_attn_every_n_layers": 2, "num_hidden_layers": 4}
+    layers = scratch.new_config({"model_type": "modernbert", **every}).layer_types
+    assert layers == ["full_attention", "sliding_attention"] * 2
     with pytest.raises(UserError, match="position_buckets: no such key of bert"):
         scratch.new_config({"model_type": "bert", "position_buckets": 8})
 

@@ -76,6 +76,7 @@ UNLISTED: Mapping[str, tuple[str, ...]] = {
         *("attention_head_size", "cls_dropout", "conv_act", "conv_groups", "conv_kernel_size"),
         *("embedding_size", "norm_rel_ebd", "position_buckets", "share_att_key"),
     ),
+    "modernbert": ("global_attn_every_n_layers",),
 }
 """``model_type`` -> keys of a config that such a model reads, and that its default config is without."""
 FP32_ALONE = ("deberta",)

@@ -1,4 +1,4 @@
-"""What an object of a caller's own may not rest on: what it remembers by itself, and random numbers of all.
+"""What an object of a caller's own may not rest on: what it remembers by itself, and shared random numbers.
 
 Every worker has a copy of it, and a resumed run a new one, so either would silently change a result.
 """

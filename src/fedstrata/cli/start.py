@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli.common import JobFile, Overrides, note_sweep, plain_console, sentences, stop_on_signals
+from fedstrata.cli.common import (
+    JobFile,
+    Overrides,
+    names_of,
+    note_sweep,
+    plain_console,
+    sentences,
+    stop_on_signals,
+)
 from fedstrata.errors import FULL, UserError
 
 if TYPE_CHECKING:
@@ -33,7 +41,7 @@ def init(
     with sentences() as console:
         from fedstrata.data.first_job import first_job
 
-        columns = [name.strip() for words in text or () for name in words.split(",")]
+        columns = names_of(text)
         if twice := next((name for name in columns if columns.count(name) > 1), None):
             raise UserError(f"--text: names column {twice!r} twice; expected different columns")
         job, lines = first_job(

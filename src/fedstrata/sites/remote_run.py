@@ -217,7 +217,8 @@ def _check_buffers(loaded: checkpoints.Loaded, kind: str) -> None:
     with torch.random.fork_rng(devices=[]):
         there = checkpoints.class_of(kind, loaded.model.config).from_config(copy.deepcopy(loaded.model.config))
     made = dict(there.named_buffers())
-    if others := [name for name, buffer in found.items() if not torch.equal(buffer.cpu(), made[name])]:
+    same = {name for name in found.keys() & made.keys() if torch.equal(found[name].cpu(), made[name])}
+    if others := [name for name in found if name not in same]:
         raise UserError(
             f"model {loaded.name}: its weights hold {others[0]}, which is no parameter and does not go to sites, "
             "and without it they compute otherwise"

@@ -84,6 +84,28 @@ def test_rounds_are_drawn_from_1_and_the_start_model_at_0(run: Make) -> None:
     assert [round(edge, 1) for edge in edges] == [0.6, 1.4, 1.6, 2.4, 2.6, 3.4]
 
 
+def test_what_scores_the_start_model_stands_with_the_first_round(run: Make) -> None:
+    made = load_run(run())
+    start = {
+        "round": -1,
+        "client": "client-0",
+        "phase": "evaluate",
+        "direction": "down",
+        "part": "head",
+        "bytes": 7,
+    }
+    more = replace(made, ledger=(*made.ledger, start))
+    before, after = (
+        next(one.records for one in plots.run_pictures(each) if one.title == "Traffic down by part")
+        for each in (made, more)
+    )
+    grown = {(line["part"], line["round"]): line["bytes"] for line in after}
+    for line in before:
+        grown[line["part"], line["round"]] -= line["bytes"]
+    assert {place: size for place, size in grown.items() if size} == {("head", 1): 7}
+    assert more.bytes_by_round - made.bytes_by_round == {-1: 7}
+
+
 def drawn(path: list[str]) -> int:
     """How many shapes and lines a picture has."""
     return sum(picture.count("<path") + picture.count("<use") for picture in path)

@@ -114,9 +114,10 @@ def report(
             )
         for folder in sweeps:
             _show_sweep(console, folder)
-        if len(sweeps) < len(runs):
-            console.print(result_table(load_runs([folder for folder in runs if folder not in sweeps])))
-        console.print(f"report  {write_report(runs, out)}", soft_wrap=True)
+        loaded = [] if sweeps else load_runs(runs)
+        if loaded:
+            console.print(result_table(loaded))
+        console.print(f"report  {write_report(runs, out, loaded)}", soft_wrap=True)
         for folder in sweeps if out is not None else ():
             console.print(f"cells   their pages stay in the sweep: {folder / 'cells'}", soft_wrap=True)
 
@@ -128,11 +129,12 @@ def _run(console: Console, job: Path, pairs: Sequence[str | tuple[str, object]],
     with Display(console) as display:
         result = run_job(job, pairs, resume=resume, progress=display)
     from fedstrata.reports.report import write_report
-    from fedstrata.reports.runs import load_run
+    from fedstrata.reports.runs import load_runs
     from fedstrata.reports.tables import result_table
 
-    page = write_report([result.folder])
-    console.print(result_table([load_run(result.folder)]))
+    runs = load_runs([result.folder])
+    page = write_report([result.folder], runs=runs)
+    console.print(result_table(runs))
     if result.model_folder is not None and not result.model_folder.exists():
         console.print(f"model   {result.model_folder}: was removed after the run had ended", soft_wrap=True)
     elif result.model_folder is None:

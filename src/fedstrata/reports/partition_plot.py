@@ -50,9 +50,9 @@ def partition_plot(partition: dict[str, Any]) -> Figure | None:
     clients: dict[str, Any] = partition.get("clients", {})
     if not clients:
         return None
-    bars: dict[str, list[float]] = _label_counts(list(clients.values()))
     if len(clients) > BARS_SHOWN:
         return grouped_bars(clients)
+    bars: dict[str, list[float]] = _label_counts(list(clients.values()))
     figure = Figure(figsize=(WIDTH, max(1.8, 0.9 + 0.2 * min(len(clients), NAMES_SHOWN))), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(False, axis="y")
@@ -109,7 +109,8 @@ def _label_counts(clients: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Rows per label and client, the rarest of many labels as one; examples where rows have no label."""
     total = Counter[str]()
     for client in clients:
-        total.update(client["labels"] or {})
+        for label, count in (client["labels"] or {}).items():
+            total[label] += count
     if not total:
         return {"examples": [client["examples"] for client in clients]}
     rare = {label for label, _ in total.most_common()[len(COLORS) - 1 :]} if len(total) > len(COLORS) else set()

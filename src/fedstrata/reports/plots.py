@@ -100,8 +100,10 @@ def _stand_for(run: Run) -> str:
 
 def _traffic(run: Run) -> list[dict[str, Any]]:
     """Bytes by round, direction and part, all clients together; rounds from 1."""
-    sent = run.traffic.items()
-    return [{"direction": way, "part": part, "round": at + 1, "bytes": n} for (way, part, at), n in sent]
+    sent = Counter[tuple[str, str, int]]()
+    for (way, part, at), size in run.traffic.items():
+        sent[way, part, max(0, at) + 1] += size  # what scores the start model stands with the first round
+    return [{"direction": way, "part": part, "round": at, "bytes": n} for (way, part, at), n in sent.items()]
 
 
 def _schedule_records(run: Run, client: str) -> list[dict[str, Any]]:

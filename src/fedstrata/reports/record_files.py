@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import gc
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
@@ -18,32 +19,29 @@ from fedstrata.reports.parts import PartRecord, read_parts
 from fedstrata.reports.record_types import PARTS, check_record
 from fedstrata.wire.foreign import MOST_DIGITS, measure_json
 
-DAMAGED = (ValueError, RecursionError)
-"""Raised for what is no JSON, half a character, a number of thousands of digits, as many nested brackets."""
-LONG_NUMBER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
-"""Digits of what may be a number that no float holds."""
+DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+"""Makes all digits one, so that digits of what may be a number that no float holds are one text."""
+LONG_NUMBER = b"0" * (MOST_DIGITS + 1)
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
+    """What a file holds, without a byte order mark; nothing where there is none."""
     try:
-        return path.read_text(encoding="utf-8") if path.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_bytes().removeprefix(BOM_UTF8) if path.exists() else b""
+    except OSError as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def _parsed(text: bytes) -> Any:
-    if LONG_NUMBER.search(text):
+    if LONG_NUMBER in text.translate(DIGITS):
         measure_json(text.decode(), len(text))
-    content = json.loads(text)
-    if b"\\ud" in text.lower():  # maybe half a character, which no page can hold
-        json.dumps(content, ensure_ascii=False).encode()
-    return content
+    return from_json(text, cache_strings="all")  # a ledger says each name a hundred thousand times
 
 
-def _json(path: Path, empty: str) -> Any:
+def _json(path: Path, empty: bytes) -> Any:
     try:
-        return _parsed((_text(path) or empty).encode())
-    except DAMAGED as error:
+        return _parsed(_content(path) or empty)
+    except ValueError as error:
         raise UserError(f"{path}: is not JSON: {error}") from None
 
 
@@ -53,7 +51,7 @@ def record_object(path: Path, kind: TypeAdapter[Any]) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read or holds something else than ``kind``.
     """
-    content = _json(path, "{}")
+    content = _json(path, b"{}")
     if not isinstance(content, dict):
         raise UserError(f"{path}: must hold one JSON object, found {type(content).__name__}")
     if content:
@@ -67,7 +65,7 @@ def record_parts(path: Path) -> Mapping[str, PartRecord]:
     Raises:
         UserError: it cannot be read or holds something else.
     """
-    content = _json(path, "[]")
+    content = _json(path, b"[]")
     if not isinstance(content, list):
         raise UserError(f"{path}: must hold a list of parts, each with name, kind and depth")
     check_record(path, content, PARTS)
@@ -80,13 +78,14 @@ def record_lines(path: Path, kind: TypeAdapter[Any]) -> tuple[dict[str, Any], ..
     Raises:
         UserError: another line is no JSON, or the lines are something else than ``kind``.
     """
-    texts = path.read_bytes().splitlines() if path.exists() else []
+    texts = _content(path).splitlines()
     lines: list[Any] = []
-    with suppress(*DAMAGED):  # all at once, which is faster, unless one of them is damaged
-        lines = _parsed(b"[%s]" % b",".join(texts))
-    if len(lines) != len(texts):
-        lines = _one_by_one(path, texts)
-    check_record(path, lines, kind)
+    with _without_collections():
+        with suppress(ValueError):  # all at once, which is faster, unless one of them is damaged
+            lines = _parsed(b"[%s]" % b",".join(texts))
+        if len(lines) != len(texts):
+            lines = _one_by_one(path, texts)
+        check_record(path, lines, kind)
     return tuple(lines)
 
 
@@ -111,7 +110,19 @@ def _one_by_one(path: Path, texts: Sequence[bytes]) -> list[Any]:
     for number, text in enumerate(texts, 1):
         try:
             lines.append(_parsed(text))
-        except DAMAGED as error:
+        except ValueError as error:
             if number < len(texts):
                 raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
     return lines
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Records have no cycles, but each of many thousand makes Python look for some in all that came before."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

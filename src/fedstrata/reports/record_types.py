@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -252,5 +253,5 @@ def _transfers(lines: list[Any]) -> bool:
     """Whether all lines are transfers; by columns, as a ledger has a line for every part that anybody sent."""
     columns = TransferRecord.model_fields.items()
     with suppress(KeyError, TypeError):
-        return all({type(line[key]) for line in lines} <= {field.annotation} for key, field in columns)
+        return all(set(map(type, map(itemgetter(key), lines))) <= {field.annotation} for key, field in columns)
     return False

@@ -9,13 +9,19 @@ from fedstrata.errors import UserError
 from fedstrata.plan.kinds import PAGE
 from fedstrata.reports.audit import read_audit
 from fedstrata.reports.page import write_page
-from fedstrata.reports.runs import load_runs
+from fedstrata.reports.runs import Run, load_runs
 from fedstrata.reports.sweep_files import is_sweep
 from fedstrata.reports.sweep_page import write_sweep_page
 
 
-def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
-    """See :func:`fedstrata.report`."""
+def write_report(folders: Sequence[Path], path: Path | None = None, runs: Sequence[Run] | None = None) -> Path:
+    """See :func:`fedstrata.report`.
+
+    Args:
+        folders: of runs, or of one sweep.
+        path: the page to write.
+        runs: those of the folders, where the caller has read them already.
+    """
     if not folders:
         raise UserError("report: names no folder; expected the output folders of runs, or of one sweep")
     if path is None:
@@ -25,7 +31,8 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
             f"report: {sweeps[0]} is a sweep's folder, which has a page of its own; expected runs' folders"
         )
     _check_place(path)
-    runs = [] if is_sweep(folders[0]) else load_runs(folders)
+    if runs is None:
+        runs = [] if is_sweep(folders[0]) else load_runs(folders)
     try:
         audits = [read_audit(folder) for folder in folders]
         return write_page(runs, path, audits) if runs else write_sweep_page(folders[0], path)

@@ -8,23 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from fedstrata.cost.ledger import totals
 from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
+from fedstrata.reports.partial_results import SETUP, of_records, of_stages
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts, stages_on_disk
 from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
 from fedstrata.wire.files import endless_file, locked
 from fedstrata.wire.foreign import visible
 
-SETUP = "setup"
-"""The phase of the initial download, the start model; no total of a run counts it."""
 FILES = ("result.json", "job.toml", "partition.json", "rounds.jsonl", "ledger.jsonl", "stages")
 """What a run folder may hold; at least one of them makes it one."""
 
@@ -83,21 +82,28 @@ class Run:
     @cached_property
     def bytes_by_round(self) -> Counter[int]:
         """Bytes of ``transfers``, up and down, of all clients together."""
-        return _per_round(self.transfers, "bytes")
+        total = Counter[int]()
+        for (_, _, at), size in self.traffic.items():
+            total[at] += size
+        return total
+
+    @cached_property
+    def bytes_by_client(self) -> Counter[tuple[str, str]]:
+        """Bytes of ``transfers`` by client and direction."""
+        return _bytes_by(self.transfers, "client", "direction")
 
     @cached_property
     def traffic(self) -> Counter[tuple[str, str, int]]:
-        """Bytes of ``transfers`` by direction, part and round, all clients together."""
-        sent = Counter[tuple[str, str, int]]()
-        for line in self.transfers:
-            at = max(0, line["round"])  # of scoring the start model it is -1
-            sent[line["direction"], line["part"], at] += line["bytes"]
-        return sent
+        """Bytes of ``transfers`` by direction, part and round (-1: scoring the start model), of all clients."""
+        return _bytes_by(self.transfers, "direction", "part", "round")
 
     @cached_property
     def flops_by_round(self) -> Counter[int]:
         """FLOPs of ``work``, the server's half included."""
-        return _per_round(self.work, "flops", "server_flops")
+        total = Counter[int]()
+        for line in self.work:
+            total[line["round"]] += line["flops"] + line.get("server_flops", 0)
+        return total
 
     @cached_property
     def named_parts(self) -> list[str]:
@@ -141,7 +147,7 @@ def load_run(folder: Path) -> Run:
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
     rounds = record_lines(folder / "rounds.jsonl", ROUNDS)
     ledger = record_lines(folder / "ledger.jsonl", LEDGER)
-    recorded = _summed(stages) if stages else _recorded(job, rounds, ledger)
+    recorded = of_stages([stage.result for stage in stages]) if stages else of_records(job, rounds, ledger)
     if not stages and result.get("status") == "finished":
         check_whole(folder, result, recorded)
     whole = {**recorded, **result}
@@ -204,7 +210,8 @@ def upto(run: Run, stage: str) -> Run | None:
         stage = chain[0].job.get("start", "")
     if len(chain) < 2:
         return chain[0] if chain else None
-    return replace(run, stages=tuple(chain), result={**_summed(chain), "status": chain[-1].result["status"]})
+    result = of_stages([stage.result for stage in chain])
+    return replace(run, stages=tuple(chain), result={**result, "status": chain[-1].result["status"]})
 
 
 def headline(run: Run, score: dict[str, float] | None) -> float | None:
@@ -246,49 +253,11 @@ def curve(run: Run) -> list[Point]:
     ]
 
 
-def _per_round(lines: Iterable[dict[str, Any]], *fields: str) -> Counter[int]:
-    total: Counter[int] = Counter()
-    for line in lines:
-        total[line["round"]] += sum(line.get(field, 0) for field in fields)
+def _bytes_by(transfers: Iterable[dict[str, Any]], *keys: str) -> Counter[Any]:
+    total, place = Counter[Any](), itemgetter(*keys)
+    for line in transfers:
+        total[place(line)] += line["bytes"]
     return total
-
-
-def _recorded(
-    job: dict[str, Any], rounds: Sequence[dict[str, Any]], ledger: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
-    """The result of a run that did not live to write one."""
-    scores = [line["score"] for line in rounds if line["client"] == SERVER and line.get("score")]
-    score = scores[-1] if scores else {}
-    return {
-        "status": "stopped",
-        "message": None,
-        "stage": job.get("stage", ""),
-        "method": job.get("method", {}).get("name", ""),
-        "task": job.get("task", {}).get("kind", ""),
-        "headline": job.get("task", {}).get("metric") or next(iter(score), ""),
-        "score": score,
-        "rounds": 1 + max((line["round"] for line in rounds), default=-1),
-        "bytes": totals(ledger),
-        "flops": sum(line.get("flops", 0) + line.get("server_flops", 0) for line in rounds),
-        "seconds": sum(line.get("seconds", 0.0) for line in rounds),
-        "clients": {
-            line["client"]: {"examples": line["examples"], "score": None}
-            for line in rounds
-            if line["client"] != SERVER
-        },
-    }
-
-
-def _summed(stages: Sequence[Run]) -> dict[str, Any]:
-    """The result of a run with stages that did not live to write one."""
-    results = [stage.result for stage in stages]
-    return {
-        **results[-1],
-        "status": "stopped",
-        "bytes": {key: sum(r["bytes"][key] for r in results) for key in ("up", "down", SETUP)},
-        "flops": sum(r["flops"] for r in results),
-        "seconds": sum(r["seconds"] for r in results),
-    }
 
 
 def _goes_on(folder: Path) -> bool:

@@ -8,8 +8,9 @@ from statistics import fmean
 from typing import Any
 
 from fedstrata.errors import plural
+from fedstrata.reports.partial_results import SETUP
 from fedstrata.reports.parts import part_words
-from fedstrata.reports.runs import SETUP, Run, curve
+from fedstrata.reports.runs import Run, curve
 from fedstrata.reports.tables import MB, client_rows, figure, result_rows, score_figure
 from fedstrata.reports.times import duration
 

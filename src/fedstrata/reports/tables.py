@@ -53,17 +53,17 @@ def client_rows(run: Run) -> list[dict[str, Any]]:
     None.
     """
     rows, told = [], tell_work(run)
-    work_of, moved_of = by_client(run.work), by_client(run.transfers)
+    work_of, moved = by_client(run.work), run.bytes_by_client
     for client in run.clients:
-        work, moved = work_of[client], moved_of[client]
+        work = work_of[client]
         record = run.result["clients"].get(client) or run.partition["clients"][client]
         rows.append(
             {
                 "client": client,
                 "examples": record["examples"],
                 "rounds": len(work),
-                "up_mb": sum(line["bytes"] for line in moved if line["direction"] == "up") / MB,
-                "down_mb": sum(line["bytes"] for line in moved if line["direction"] == "down") / MB,
+                "up_mb": moved[client, "up"] / MB,
+                "down_mb": moved[client, "down"] / MB,
                 "tflops": sum(line["flops"] for line in work) / TERA if told else None,
                 "seconds": sum(line["seconds"] for line in work) if told else None,
                 "loss": work[-1]["loss"] if work else None,

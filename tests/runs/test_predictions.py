@@ -48,6 +48,22 @@ def test_predictions_are_those_of_the_saved_model(job: Jobs, engine: dict[str, A
         assert one["examples"] == sum(matrix[i])
 
 
+@pytest.mark.parametrize(
+    ("name", "clients"), [("centralized", 3), ("single", 3), ("local", 1), ("fedsplitbert", 1)]
+)
+def test_of_a_model_that_one_client_keeps_they_are_that_models(job: Jobs, name: str, clients: int) -> None:
+    """The start model was scored at the server, what the run came to at the client."""
+    made = job(name, "classify", output={"predictions": True}, clients={"count": clients})
+    result = fedstrata.run(made)
+    assert result.model_folder is not None
+    lines = predictions(result)
+    assert [line["prediction"] for line in lines] == own_predictions(result.model_folder)
+    right = sum(line["label"] == line["prediction"] for line in lines)
+    matrix = json.loads((result.folder / "classes.json").read_text("utf-8"))["confusion"]
+    assert sum(matrix[i][i] for i in range(len(matrix))) == right
+    assert result.score["accuracy"] == pytest.approx(right / len(SENTENCES))
+
+
 def test_entities_have_a_line_each(job: Jobs, tmp_path: Path) -> None:
     rows = [
         {"text": text.split(), "label": ["B-X" if w == "kidney" else "O" for w in text.split()]}
@@ -89,8 +105,9 @@ def test_where_clients_score_models_of_their_own_there_are_no_predictions(job: J
     assert "Confusion matrix" not in fedstrata.report(result.folder).read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", ["fedavg", "single"])
 def test_a_run_killed_before_they_were_written_writes_them_when_it_is_resumed(
-    job: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    job: Jobs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     def files(folder: Path) -> list[bytes]:
         return [(folder / name).read_bytes() for name in ("classes.json", "predictions.jsonl")]
@@ -98,7 +115,7 @@ def test_a_run_killed_before_they_were_written_writes_them_when_it_is_resumed(
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    made = job("fedavg", "classify", output={"predictions": True})
+    made = job(name, "classify", output={"predictions": True})
     with monkeypatch.context() as patch:
         patch.setattr("fedstrata.runs.train.write_predictions", killed)
         with pytest.raises(KeyboardInterrupt):

@@ -66,12 +66,6 @@ def last_plans(job: Job, parts: Parts, clients: Sequence[str]) -> dict[str, Plan
     return {client: make_plan(job.method, parts, job.task.kind, last, client, streams) for client in clients}
 
 
-def scored_by_clients(job: Job, parts: Parts, clients: Sequence[str]) -> bool:
-    """Whether clients score models, or rows, of their own, so that no predictions are those of one final model."""
-    kept = any(plan.keep for plan in last_plans(job, parts, clients).values())
-    return kept or job.clients.test is not None
-
-
 def personal_parts(job: Job, parts: Parts, clients: Sequence[str]) -> tuple[str, ...]:
     """The parts that some client keeps at the end, in the model's order.
 
@@ -109,8 +103,8 @@ def save_models(trained: Trained) -> None:
             save_client_models(trained.folder, clients)
 
 
-def _save_whole(trained: Trained) -> None:
-    """Save the one model: the server's, or as clients received it where these have scored it."""
+def whole_model(trained: Trained) -> Tensors:
+    """The weights of the one model: the server's, or as clients received it where these have scored it."""
     job, server, held = trained.job, trained.server, trained.server.weights
     own, alone = Tensors(), len(trained.clients) == 1 and not job.between_sites
     client, plan = next(iter(last_plans(job, server.parts, trained.clients).items()))
@@ -118,7 +112,11 @@ def _save_whole(trained: Trained) -> None:
         held = _as_held(server, plan.away(server.parts))
     if alone:
         own = Store(trained.folder / "state" / "clients" / client).load(job.method.rounds)
-    weights = {name: tensor for tensors in held.values() for name, tensor in tensors.items()} | own
+    return {name: tensor for tensors in held.values() for name, tensor in tensors.items()} | own
+
+
+def _save_whole(trained: Trained) -> None:
+    job, weights = trained.job, whole_model(trained)
     if job.adapter.merged_model:
         checkpoints.save(trained.loaded, weights, trained.folder / "model")
     if trained.loaded.adapter:

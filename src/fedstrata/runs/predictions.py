@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstrata.client.scorer import scored_batches
+from fedstrata.client.model_pass import plain_pass
+from fedstrata.client.scorer import Keep, scored_batches
 from fedstrata.client.setup import Ready
 from fedstrata.job.confusion import class_scores, confusion, counts
 from fedstrata.job.tables import Job
 from fedstrata.job.task_kinds import TASK_KINDS
-from fedstrata.plan.kinds import Index
+from fedstrata.plan.kinds import Index, Tensors
+from fedstrata.plan.plan import Plan
 from fedstrata.tasks.batches import Examples
 from fedstrata.tasks.tag import whole_texts
 from fedstrata.tasks.task import Predicted
@@ -39,6 +42,27 @@ class LastPredictions:
         """Take the predictions of a score; those of a part of the examples are not kept."""
         if len(chosen) == self.examples:
             self.found = found
+
+
+def are_wanted(job: Job) -> bool:
+    """Whether anything is written of what a model predicts for the rows of a stage."""
+    target = TASK_KINDS[job.task.kind].target
+    return target != "token" and (target != "number" or job.output.predictions)
+
+
+def score_whole(ready: Ready, weights: Tensors, plan: Plan, keep: Keep) -> None:
+    """Score a model that its only client keeps, for what it predicts.
+
+    Args:
+        ready: the stage's model and examples.
+        weights: the whole model's.
+        plan: the client's.
+        keep: takes the predictions.
+    """
+    working = ready.runtime.working
+    working.load(dict.fromkeys(working.parts.names, (None, weights)))
+    whole = replace(plan, layers=tuple(range(working.parts.depth)), server=())
+    ready.runtime.scorer.run(ready.test, None, plain_pass(working, whole, None), keep)
 
 
 def write_predictions(

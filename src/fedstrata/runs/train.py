@@ -39,9 +39,9 @@ from fedstrata.runs.committing import committing
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.holdings import examples_before, facts_of, note_greeted
-from fedstrata.runs.models import Trained, save_models, scored_by_clients
+from fedstrata.runs.models import Trained, last_plans, personal_parts, save_models, whole_model
 from fedstrata.runs.notes import notes
-from fedstrata.runs.predictions import LastPredictions, write_predictions
+from fedstrata.runs.predictions import LastPredictions, are_wanted, score_whole, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled, unknown_lines
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
@@ -142,17 +142,24 @@ def train_stage(stage: ReadyStage) -> None:
         note_greeted(engine, sizes, write)
         stage.tell(_started(stage, done, sizes, lines, always))
         rounds.run(done)
-        _keep_predictions(stage, rounds, predicted, done)
-    save_models(Trained(job, stage.clients, server, stage.ready.loaded, folder))
+        trained = Trained(job, stage.clients, server, stage.ready.loaded, folder)
+        _keep_predictions(trained, stage, rounds, predicted, done)
+    save_models(trained)
 
 
-def _keep_predictions(stage: ReadyStage, rounds: Rounds, last: LastPredictions, done: int) -> None:
+def _keep_predictions(
+    trained: Trained, stage: ReadyStage, rounds: Rounds, last: LastPredictions, done: int
+) -> None:
     """Write what the final model predicts; a call that found all rounds ``done`` has to score it for that."""
-    job, server = stage.job, rounds.server
-    found = None if scored_by_clients(job, server.parts, stage.clients) else last
-    if found and found.found is None and done == job.method.rounds:
-        rounds.score(server)
-    if why := write_predictions(job, stage.ready, stage.data.labels, found, stage.folder):
+    job, ready, server = stage.job, stage.ready, trained.server
+    several = job.clients.test is not None or personal_parts(job, server.parts, stage.clients)
+    plan = next(iter(last_plans(job, server.parts, stage.clients).values()))
+    if are_wanted(job) and not several:
+        if plan.keep:  # it is the only client's
+            score_whole(ready, whole_model(trained), plan, last.keep)
+        elif last.found is None and done == job.method.rounds:
+            rounds.score(server)
+    if why := write_predictions(job, ready, stage.data.labels, None if several else last, stage.folder):
         stage.tell(Noted(why))
 
 

@@ -333,6 +333,26 @@ def test_a_head_that_goes_on_under_other_names_says_so(
     assert [note for note in notes if "the head goes on" in note] == said
 
 
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ({"kind": "mean"}, ["the head goes on as the start model has it, where kind 'mean' was 'cls'"]),
+        ({"kind": "cls"}, []),
+        (None, []),
+    ],
+)
+def test_a_head_that_goes_on_as_another_kind_says_so(
+    job: Jobs, tmp_path: Path, head: dict[str, Any] | None, said: list[str]
+) -> None:
+    """Weights that a classifier learned for one token were taken for a mean of all without a word."""
+    first = fedstrata.run(job("fedavg", "classify", head={"kind": "cls"}, output={"dir": str(tmp_path / "first")}))
+    tables = {"head": head} if head else {}
+    notes: list[str] = []
+    made = job("none", "classify", model={"name": str(first.model_folder)}, **tables)
+    fedstrata.run(made, progress=lambda e: notes.extend(getattr(e, "notes", ())))
+    assert [note for note in notes if "the head goes on" in note] == said
+
+
 def test_a_holdout_is_the_same_for_every_method(job: Jobs, tmp_path: Path) -> None:
     splits = []
     for method in ("fedavg", "centralized"):

@@ -20,7 +20,9 @@ from fedstrata.job.tables import Job, method_name
 from fedstrata.job.task_kinds import TASK_KINDS
 from fedstrata.job.unused_keys import unused_keys
 from fedstrata.models.checkpoints import Loaded
-from fedstrata.models.configs import config_of
+from fedstrata.models.configs import read_config
+from fedstrata.models.headed import plain_config
+from fedstrata.models.heads import KEY
 from fedstrata.plan.disclosure import POOLED, channels, sentence
 from fedstrata.plan.parts import Parts
 from fedstrata.plan.plan import Plan, make_plan
@@ -81,7 +83,7 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
         lines.append("the tokenizer was trained on all clients' training rows")
     if loaded.fresh:
         lines.append(f"newly initialized: {', '.join(loaded.fresh)}")
-    lines += _other_names(loaded, data.labels)
+    lines += _other_head(loaded, data.labels)
     lines += EXCHANGES[job.method.exchange].notes(job, loaded.parts, len(data.shards), tokens)
     if job.server.aggregate in ROBUST and "aggregate" not in own:
         lines.append(
@@ -109,17 +111,25 @@ def notes(job: Job, loaded: Loaded, data: Prepared, tokens: int, own: Collection
     return tuple(lines)
 
 
-def _other_names(loaded: Loaded, labels: Sequence[str] | None) -> list[str]:
-    """A note on a head that goes on under other names of its classes: it begins with what it learned of those."""
-    if labels is None or "head" in loaded.fresh:
+def _other_head(loaded: Loaded, labels: Sequence[str] | None) -> list[str]:
+    """A note on a head that goes on as another kind, or for other classes: it starts from what that learned."""
+    now = getattr(loaded.model.config, KEY, None) or {}
+    if "head" in loaded.fresh or not (labels or now):
         return []
-    before = [str(name) for _, name in sorted(config_of(loaded.name).id2label.items())]
-    pairs = zip(labels, before, strict=False)  # a config may name fewer than its head has
-    renamed = [(new, old) for new, old in pairs if new.casefold() != old.casefold() and not UNNAMED.fullmatch(old)]
-    if not renamed:
+    config = plain_config(read_config(loaded.name))
+    before = getattr(config, KEY, None) or {}
+    changed = [f"{key} {now[key]!r} was {was!r}" for key, was in before.items() if now.get(key, was) != was]
+    names = [str(name) for _, name in sorted(config.id2label.items())]
+    pairs = zip(labels or (), names, strict=False)  # a config may name fewer than its head has
+    changed += [
+        f"{new!r} was {old!r}"
+        for new, old in pairs
+        if new.casefold() != old.casefold() and not UNNAMED.fullmatch(old)
+    ]
+    if not changed:
         return []
-    listed = ", ".join(f"{new!r} was {old!r}" for new, old in renamed[:3])
-    return [f"the head goes on as the start model has it, where {listed}{', …' if renamed[3:] else ''}"]
+    listed = ", ".join(changed[:3])
+    return [f"the head goes on as the start model has it, where {listed}{', …' if changed[3:] else ''}"]
 
 
 def _averaged_apart(job: Job, parts: Parts, plans: Sequence[Plan]) -> list[str]:

@@ -123,6 +123,11 @@ BLOCKS = {key: SIZES[key] for key in ("vocab_size", "pad_token_id")} | {"d_model
             "classify",
             "num_landmarks = 8, segment_means_seq_len = 24; expected the same number for both",
         ),
+        (
+            transformers.XmodConfig(**SIZES, languages=["en_XX", "de_DE"]),
+            "mlm",
+            "says default_language is None; expected one of: en_XX, de_DE",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(config: Any, kind: str, words: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedstrata.errors import UserError
+from fedstrata.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ def check_layers(name: str, config: Any) -> None:
     """Refuse a model, called ``name``, of a kind that is not trained.
 
     Raises:
-        UserError: it is one of :data:`NOT_TRAINED`, or a Nyströmformer that cuts texts into segments:
-            transformers then computes no text with a mask.
+        UserError: it is one of :data:`NOT_TRAINED`, a Nyströmformer that cuts texts into segments: transformers
+            then computes no text with a mask, or an X-MOD that does not say by which language's adapters it reads.
     """
     model_type = config.model_type
     length, landmarks = (getattr(config, key, None) for key in ("segment_means_seq_len", "num_landmarks"))
@@ -96,6 +96,11 @@ def check_layers(name: str, config: Any) -> None:
         raise UserError(
             f"model {name}: its config.json says num_landmarks = {landmarks}, segment_means_seq_len = {length}; "
             "expected the same number for both, else transformers computes no padded texts"
+        )
+    if model_type == "xmod" and config.default_language not in config.languages:
+        raise UserError(
+            f"model {name}: its config.json says default_language is {config.default_language!r}; "
+            f"{did_you_mean(config.default_language, config.languages)}"
         )
     if why := NOT_TRAINED.get(model_type):
         raise UserError(

@@ -304,6 +304,14 @@ def test_rows_that_later_steps_have_undone_are_not_behind_a_message(train: dict[
     assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(12), asked) == rows
 
 
+def test_where_the_first_of_very_many_steps_is_the_longest_the_others_do_not_count() -> None:
+    """The longest was looked for among the last 100,000 steps: 101 rows counted where one had been learned."""
+    tokens = Tokens(np.tile([2, 10, 3], 101).astype(np.int32), np.arange(102) * 3, np.arange(101))
+    made = Train(batch_size=1, epochs=1000, steps=100_100, lr_schedule="polynomial", lr_power=7e5)
+    asked = Request(0, "a", Plan((0,), ("head",)), "train", {}, {}, span=(0.0, 1.0))
+    assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(101), asked) == 1
+
+
 def test_rounds_beyond_those_of_the_job_are_refused(town: Town) -> None:
     """Bytes, rounds and epsilon are told, and agreed to, of the job's rounds."""
     service = town.begun(town.site())

@@ -283,6 +283,20 @@ def test_of_a_job_as_far_as_that_is_allowed_all_rows_are_learned_from(town: Town
     assert min(moved) > 0.01 * max(moved)
 
 
+def test_a_job_whose_dropout_leaves_nothing_of_most_rows_is_refused(town: Town) -> None:
+    """The site counted twelve rows; by a seed of the server's, adapters were moved by one of them alone."""
+    adapter: dict[str, Any] = {"kind": "lora", "rank": 2, "dropout": 0.9999}
+    refusal = answer(town.site(), town.hello, job=town.job(adapter=adapter))
+    assert "adapter.dropout is 0.9999, so that few of its rows may be learned from" in refusal.reason
+    for job in (
+        town.job(adapter=adapter, train={"dropout": False}),
+        town.job(adapter={**adapter, "dropout": 0.5}),
+    ):
+        assert isinstance(answer(town.site(), town.hello, job=job), WelcomeHeader)
+    usual = with_file(town, "config.json", lambda t: t.update(hidden_dropout_prob=0.5, classifier_dropout=None))
+    assert isinstance(answer(town.site(), town.hello, usual), WelcomeHeader)
+
+
 @pytest.mark.parametrize(
     ("train", "rows"),
     [
@@ -968,6 +982,8 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("config.json", lambda t: t.update(_name_or_path="another"), "key '_name_or_path'"),  # a key that BERT knows
     ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
     ("config.json", lambda t: t.update(chunk_size_feed_forward=5), "key 'chunk_size_feed_forward'"),
+    ("config.json", lambda t: t.update(classifier_dropout=0.99), "'classifier_dropout' is 0.99, so that few of"),
+    ("config.json", lambda t: t.update(hidden_dropout_prob=1), "'hidden_dropout_prob' is 1, so that few of"),
     ("config.json", lambda t: t.update(conv_kernel_size="someone/kernel"), "'conv_kernel_size' is not taken"),
     ("config.json", lambda t: t.update(use_kernels=True), "key 'use_kernels'"),
     ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),

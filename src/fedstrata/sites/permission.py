@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.job.tables import Job, method_name
+from fedstrata.job.tables import Job, Train, method_name
 from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import make_plan
@@ -28,8 +28,9 @@ MOST_DROPOUT = 0.5
 MOST_PULL = 0.1
 """Share of its way that a step may take a weight back: with more the last rows alone would be behind a message."""
 MOST_CROWDING = 1e-3
-"""FedProx's pull by what weight decay takes off in a step, in weights. Where it outgrows the rows' gradients, a
-clip of both leaves next to nothing of these, but in the first step, which feels no pull yet."""
+"""FedProx's pull by what weight decay takes off in a step, in weights, and with AdamW by a step itself. Where it
+outgrows the rows' gradients, a clip of both, or AdamW's steps, whose length the rate alone says, leave next to
+nothing of these, but in the first step, which feels no pull yet."""
 
 
 class Refused(Exception):
@@ -100,11 +101,24 @@ def _check_learned(job: Job) -> None:
                 f"train.learning_rate times train.{name} is {pull:g}, so that each step would undo what "
                 f"earlier rows have taught; it takes part up to {MOST_PULL:g}"
             )
-    crowding = pulls["proximal_mu"] * pulls["weight_decay"] * train.learning_rate
-    if train.max_grad_norm is not None and crowding > MOST_CROWDING:
+    _check_crowding(train)
+
+
+def _check_crowding(train: Train) -> None:
+    """Refuse a pull of FedProx beside which, in steps of a given length, the rows' gradients are next to nothing.
+
+    Raises:
+        Refused: it is such a one.
+    """
+    adamw = train.optimizer == "adamw"
+    way = max(1.0, train.weight_decay) if adamw else train.weight_decay
+    crowding = train.proximal_mu * way * train.learning_rate
+    if (adamw or train.max_grad_norm is not None) and crowding > MOST_CROWDING:
+        times = " times weight_decay" if way == train.weight_decay else ""
         raise Refused(
-            f"with max_grad_norm, train.learning_rate times weight_decay times proximal_mu is {crowding:g}, so "
-            f"that the first step's rows alone would be learned from; it takes part up to {MOST_CROWDING:g}"
+            f"with {'adamw' if adamw else 'max_grad_norm'}, train.learning_rate{times} times proximal_mu is "
+            f"{crowding:g}, so that the first step's rows alone would be learned from; it takes part up to "
+            f"{MOST_CROWDING:g}"
         )
 
 

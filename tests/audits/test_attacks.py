@@ -14,12 +14,13 @@ import pytest
 import torch
 
 import fedstrata
-from fedstrata.audits import activations, embeddings, hidden_states
+from fedstrata.audits import activations, embeddings, first_layer, hidden_states
 from fedstrata.audits.replay import moved_beyond
 from fedstrata.client.feature_cache import FeatureCache
 from fedstrata.client.optimizer import step
 from fedstrata.plan.disclosure import POOLED
 from fedstrata.plan.sharing import EVERYTHING
+from fedstrata.plan.streams import Streams
 from fedstrata.wire.codec import StateCodec
 from tiny import SENTENCES, tiny_model, tokenizer
 
@@ -164,11 +165,38 @@ def test_the_gradient_of_the_lowest_layer_gives_tokens_at_their_places(
         assert found["exact texts"]["value"] == 1.0
 
 
-def test_dropout_hides_the_lowest_layers_inputs(audited: Audited) -> None:
-    """Its masks put the inputs out of the span: no text is exact."""
-    stage = audited("fedavg", "classify", train={**RAW, "dropout": True})
-    found = of(stage, "layers", "1 step, 1 text")["figures"]
-    assert not found or found["exact texts"]["value"] == 0.0
+@pytest.mark.parametrize("kind", ["bert", "electra", "gpt2"])
+def test_dropout_does_not_hide_a_text_from_who_knows_its_seed(
+    audited: Audited, model_folder: Callable[..., Path], kind: str
+) -> None:
+    """Its masks put the inputs out of the span, so that no text was exact; the server can draw them again."""
+    model = {"name": str(model_folder(kind, head="clm" if kind == "gpt2" else "mlm"))}
+    stage = audited("fedavg", "classify", train={**RAW, "dropout": True}, model=model)
+    found = figures(stage, "layers", "1 step, 1 text", "span check")
+    assert found["places recall"]["value"] == found["exact texts"]["value"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("level", "cached", "texts", "steps", "known"),
+    [
+        ("none", False, 1, 1, True),
+        ("client", False, 1, 1, True),
+        ("example", False, 1, 1, False),  # between sites they are a secret of the site's
+        ("none", True, 1, 1, False),
+        ("none", False, 2, 1, False),
+        ("none", False, 1, 2, False),
+    ],
+)
+def test_masks_of_dropout_are_drawn_again_where_the_server_knows_them(
+    level: str, cached: bool, texts: int, steps: int, known: bool
+) -> None:
+    train, trainer = SimpleNamespace(cache_frozen_layers=cached), SimpleNamespace(streams=Streams(0))
+    job = SimpleNamespace(train=train, privacy=SimpleNamespace(level=level))
+    bench: Any = SimpleNamespace(job=job, runtime=SimpleNamespace(trainer=trainer), round=0)
+    batch = SimpleNamespace(inputs={"input_ids": torch.zeros(texts, 7)})
+    reply = SimpleNamespace(steps=steps, client="a")
+    played: Any = SimpleNamespace(texts=texts, reply=reply, seen=[SimpleNamespace(batch=batch)])
+    assert (first_layer.masks_of(bench, played) is not None) is known
 
 
 def test_adapters_are_read_through_their_factors(audited: Audited) -> None:

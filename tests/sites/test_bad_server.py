@@ -242,10 +242,17 @@ CROWDED = [
     {"optimizer": "sgd", "learning_rate": 1e-4, "weight_decay": 1e3, "proximal_mu": 1e3, "max_grad_norm": 1.0},
     {"learning_rate": 1e-5, "weight_decay": 1e4, "proximal_mu": 1e4, "max_grad_norm": 1e-3},
 ]
+CROWDED_BY_ADAMW = [
+    {"learning_rate": 1e-5, "weight_decay": 1e4, "proximal_mu": 1e4},
+    {"learning_rate": 1e-5, "weight_decay": 1e3, "proximal_mu": 1e4},
+    {"learning_rate": 1e-5, "proximal_mu": 1e4},
+]
 AS_FAR_AS_ALLOWED = [
     {"optimizer": "sgd", "learning_rate": 1e-3, "weight_decay": 1e-2, "proximal_mu": 1e2, "max_grad_norm": 1.0},
     {"optimizer": "sgd", "learning_rate": 1e-3, "weight_decay": 1.0, "proximal_mu": 1.0, "max_grad_norm": 1e-3},
     {"learning_rate": 1e-5, "weight_decay": 1.0, "proximal_mu": 1e2, "max_grad_norm": 1e-3},
+    {"learning_rate": 1e-5, "proximal_mu": 1e2},
+    {"learning_rate": 1e-5, "weight_decay": 1e2, "proximal_mu": 1.0},
 ]
 
 
@@ -256,8 +263,17 @@ def test_a_job_whose_clip_leaves_the_gradients_of_the_first_rows_alone_is_refuse
     """One row was behind the message, and the site counted twelve: the others moved it by 1/250, or by 1/1,000."""
     refusal = answer(town.site(), town.hello, job=town.job(train={**train, "batch_size": 1}))
     assert "so that the first step's rows alone would be learned from; it takes part up to 0.001" in refusal.reason
-    without = {**town.job(train=train), "train": {**train, "max_grad_norm": None}}
-    assert isinstance(answer(town.site(), town.hello, job=without), WelcomeHeader)
+    if train.get("optimizer") == "sgd":
+        without = {**town.job(train=train), "train": {**train, "max_grad_norm": None}}
+        assert isinstance(answer(town.site(), town.hello, job=without), WelcomeHeader)
+
+
+@pytest.mark.parametrize("train", CROWDED_BY_ADAMW)
+def test_a_job_in_which_a_pull_fills_the_steps_of_adamw_is_refused(town: Town, train: dict[str, Any]) -> None:
+    """Twelve rows were counted: two moved the message, or, of a MiniLM's layers, one, the others by 1/60."""
+    refusal = answer(town.site(), town.hello, job=town.job(train={**train, "batch_size": 1}))
+    assert refusal.reason.startswith("refuses: with adamw, train.learning_rate")
+    assert "so that the first step's rows alone would be learned from; it takes part up to 0.001" in refusal.reason
 
 
 @pytest.mark.parametrize("train", AS_FAR_AS_ALLOWED)
@@ -283,6 +299,20 @@ def test_of_a_job_as_far_as_that_is_allowed_all_rows_are_learned_from(town: Town
     assert min(moved) > 0.01 * max(moved)
 
 
+def test_a_job_whose_dropout_leaves_nothing_of_most_rows_is_refused(town: Town) -> None:
+    """The site counted twelve rows; by a seed of the server's, adapters were moved by one of them alone."""
+    adapter: dict[str, Any] = {"kind": "lora", "rank": 2, "dropout": 0.9999}
+    refusal = answer(town.site(), town.hello, job=town.job(adapter=adapter))
+    assert "adapter.dropout is 0.9999, so that few of its rows may be learned from" in refusal.reason
+    for job in (
+        town.job(adapter=adapter, train={"dropout": False}),
+        town.job(adapter={**adapter, "dropout": 0.5}),
+    ):
+        assert isinstance(answer(town.site(), town.hello, job=job), WelcomeHeader)
+    usual = with_file(town, "config.json", lambda t: t.update(hidden_dropout_prob=0.5, classifier_dropout=None))
+    assert isinstance(answer(town.site(), town.hello, usual), WelcomeHeader)
+
+
 @pytest.mark.parametrize(
     ("train", "rows"),
     [
@@ -302,6 +332,14 @@ def test_rows_that_later_steps_have_undone_are_not_behind_a_message(train: dict[
     asked = Request(0, "a", Plan((0,), ("head",)), "train", {}, {})
     made = Train(batch_size=1, learning_rate=1e-4, **train)
     assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(12), asked) == rows
+
+
+def test_where_the_first_of_very_many_steps_is_the_longest_the_others_do_not_count() -> None:
+    """The longest was looked for among the last 100,000 steps: 101 rows counted where one had been learned."""
+    tokens = Tokens(np.tile([2, 10, 3], 101).astype(np.int32), np.arange(102) * 3, np.arange(101))
+    made = Train(batch_size=1, epochs=1000, steps=100_100, lr_schedule="polynomial", lr_power=7e5)
+    asked = Request(0, "a", Plan((0,), ("head",)), "train", {}, {}, span=(0.0, 1.0))
+    assert rows_trained_on(made, Streams(0), Examples(tokens), np.arange(101), asked) == 1
 
 
 def test_rounds_beyond_those_of_the_job_are_refused(town: Town) -> None:
@@ -960,6 +998,8 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("config.json", lambda t: t.update(_name_or_path="another"), "key '_name_or_path'"),  # a key that BERT knows
     ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
     ("config.json", lambda t: t.update(chunk_size_feed_forward=5), "key 'chunk_size_feed_forward'"),
+    ("config.json", lambda t: t.update(classifier_dropout=0.99), "'classifier_dropout' is 0.99, so that few of"),
+    ("config.json", lambda t: t.update(hidden_dropout_prob=1), "'hidden_dropout_prob' is 1, so that few of"),
     ("config.json", lambda t: t.update(conv_kernel_size="someone/kernel"), "'conv_kernel_size' is not taken"),
     ("config.json", lambda t: t.update(use_kernels=True), "key 'use_kernels'"),
     ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch
 from torch import nn
 
 from fedstrata.audits.bench import Bench
+from fedstrata.audits.play import Played
+from fedstrata.client.dropout import DropoutRng
+from fedstrata.models.dropout import drawing
 from fedstrata.models.parts import LINEAR
+from fedstrata.plan.streams import DROPOUT
 
 CHUNK = 512
 """Tokens whose vectors are in memory at a time."""
@@ -38,6 +43,44 @@ class Matrix:
     def rows(self, change: torch.Tensor) -> torch.Tensor:
         """The change with inputs along the rows, ``[out, in]``."""
         return change.T if self.turned else change
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Dropout's masks of a step with a single text: the server knows their seed, and draws them again.
+
+    Attributes:
+        seed: of the client's stream.
+        width: tokens of the text, padding included.
+    """
+
+    seed: int
+    width: int
+
+    @contextmanager
+    def replayed(self, model: nn.Module) -> Iterator[None]:
+        """Inside, the model drops what it dropped of the text, of every text of a batch."""
+        draw = DropoutRng(self.seed, torch.device("cpu")).words
+
+        def words(shape: Sequence[int]) -> torch.Tensor:
+            return draw((1, self.width, *shape[2:]))[:, : shape[1]].expand(*shape)
+
+        model.train()
+        try:
+            with drawing(words):
+                yield
+        finally:
+            model.eval()
+
+
+def masks_of(bench: Bench, played: Played) -> Masks | None:
+    """The masks of a round; None where it is of several texts or steps, or where nobody else knows them."""
+    secret = bench.job.privacy.level == "example"
+    if secret or bench.job.train.cache_frozen_layers or (played.texts, played.reply.steps) != (1, 1):
+        return None
+    streams = bench.runtime.trainer.streams
+    seed = streams.integer(bench.round, played.reply.client, DROPOUT)
+    return Masks(seed, played.seen[0].batch.inputs["input_ids"].shape[1])
 
 
 def first_matrices(bench: Bench) -> list[Matrix]:
@@ -82,7 +125,7 @@ def text_types(bench: Bench) -> list[int]:
 
 
 def candidates(
-    bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor, kind: int = 0
+    bench: Bench, first: Matrix, positions: int, tokens: torch.Tensor, kind: int = 0, masks: Masks | None = None
 ) -> Iterator[torch.Tensor]:
     """The input of the lowest layer for tokens at positions 0 to ``positions``, in chunks ``[c, P, H]``.
 
@@ -94,6 +137,7 @@ def candidates(
         positions: how many.
         tokens: their ids.
         kind: the tokens' type, one of :func:`text_types`.
+        masks: of dropout, if they are known.
     """
     caught: list[torch.Tensor] = []
 
@@ -112,7 +156,7 @@ def candidates(
             for chunk in torch.split(tokens, CHUNK):
                 ids = chunk[:, None].expand(-1, positions).contiguous()
                 try:
-                    with bench.local_layers():
+                    with bench.local_layers(), masks.replayed(model) if masks else nullcontext():
                         model(input_ids=ids, attention_mask=torch.ones_like(ids), **types(ids))
                 except _Seen:
                     yield caught.pop().float()

@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.audits.figures import Figure, Floats, Truth, best_threshold, detection, share
 from fedstrata.audits.finding import Finding, View
-from fedstrata.audits.first_layer import Matrix, candidates, first_matrices, text_types
+from fedstrata.audits.first_layer import Matrix, candidates, first_matrices, masks_of, text_types
 from fedstrata.audits.play import Played, flat, play
 from fedstrata.audits.public import NAME
 from fedstrata.audits.replay import moved_beyond
@@ -134,12 +134,12 @@ def _check(view: View, played: Played, matrices: list[Matrix]) -> _Checked | Non
     texts = _texts(played)
     positions = min(PLACES, max(map(len, texts), default=1))
     tokens = torch.arange(view.bench.vocabulary)
-    first = matrices[0]
+    first, masks = matrices[0], masks_of(view.bench, played)
     into = Matrix(first.factor, False) if first.factor else first
     kinds: list[torch.Tensor] = []
     for kind in text_types(view.bench):
         rows = []
-        for chunk in candidates(view.bench, into, positions, tokens, kind):
+        for chunk in candidates(view.bench, into, positions, tokens, kind, masks):
             found = [span.scores(chunk if a is None else chunk @ a.T) for span, a in spans]
             rows.append(torch.stack(found).amin(0))
         kinds.append(torch.cat(rows))

@@ -3,8 +3,8 @@
 DAGER (Petrov, Dimitrov, Baader, Müller, Vechev: DAGER: Exact Gradient Inversion for Large Language Models, NeurIPS
 2024), section 3. Fewer inputs than the matrix is wide leave a span of fewer directions, which the right inputs lie
 in and others do not, but for what rounding takes away. Where the directions cannot be told from noise (an
-optimizer that takes the gradient's sign, dropout, many steps) those that stand out of it are taken (Gavish and
-Donoho, IEEE Trans. Inf. Theory 60, 2014), and the check is no longer exact.
+optimizer that takes a gradient's sign, dropout of several texts, many steps) those that stand out of it are taken
+(Gavish and Donoho, IEEE Trans. Inf. Theory 60, 2014), and the check is no longer exact.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ READ: Mapping[Channel, str] = {
         "roughly the mean of the numbers, or the number of a single text, and whether a given text was trained on"
     ),
     "layers": (
-        "every token with its position, if few texts were trained on without dropout, and whether a given text "
-        "was trained on"
+        "every token with its position, if few texts were trained on (with dropout too, whose seed the server "
+        "knows), and whether a given text was trained on"
     ),
     "adapters": (
         "some tokens of short texts, and whether a given text was trained on; published attacks read whole texts "

@@ -15,7 +15,7 @@ from typing import Any
 from fedstrata.errors import first_words
 from fedstrata.models.families import UNLISTED
 from fedstrata.models.heads import KEY
-from fedstrata.sites.permission import Refused
+from fedstrata.sites.permission import MOST_DROPOUT, Refused
 
 VOCABULARY = "public_vocabulary.txt"
 """The public vocabulary of ``[privacy] omit``, among the model's files."""
@@ -158,6 +158,11 @@ def _check_config(table: dict[str, Any]) -> None:
         if key not in known or _never(CONFIG, key):
             raise Refused(f"the model's config.json has the key {_shown(key)}, which is not taken")
         _check_value(key, value)
+        if "drop" in key and type(value) in (int, float) and value > MOST_DROPOUT:
+            raise Refused(
+                f"the model's config.json: {_shown(key)} is {value:g}, so that few of the rows may be learned "
+                f"from; at most {MOST_DROPOUT:g} is taken"
+            )
     config = _config_class(table)()
     for name in (*SIZES, "num_hidden_layers"):
         value = table.get(config.attribute_map.get(name, name), table.get(name))

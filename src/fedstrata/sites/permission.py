@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedstrata.errors import UserError
 from fedstrata.exchanges import EXCHANGES
-from fedstrata.job.tables import Job, method_name
+from fedstrata.job.tables import Job, Train, method_name
 from fedstrata.plan.components import identity, load_installed
 from fedstrata.plan.messages import Request
 from fedstrata.plan.plan import make_plan
@@ -23,11 +23,14 @@ MOST_EPOCHS = 1000
 """Local epochs of a round: more are counted before training, which keeps a site busy."""
 LEAST_MASKED = 0.02
 """With fewer tokens masked, a batch of many rows may learn from one of them alone."""
+MOST_DROPOUT = 0.5
+"""Share that dropout sets to 0: the server chooses the seed, and with more it may be nearly all of most rows."""
 MOST_PULL = 0.1
 """Share of its way that a step may take a weight back: with more the last rows alone would be behind a message."""
 MOST_CROWDING = 1e-3
-"""FedProx's pull by what weight decay takes off in a step, in weights. Where it outgrows the rows' gradients, a
-clip of both leaves next to nothing of these, but in the first step, which feels no pull yet."""
+"""FedProx's pull by what weight decay takes off in a step, in weights, and with AdamW by a step itself. Where it
+outgrows the rows' gradients, a clip of both, or AdamW's steps, whose length the rate alone says, leave next to
+nothing of these, but in the first step, which feels no pull yet."""
 
 
 class Refused(Exception):
@@ -70,23 +73,52 @@ def check_job(settings: SiteSettings, job: Job) -> None:
         raise Refused(f"the run has {job.method.rounds} rounds, its limit is {limits.max_rounds} (max_rounds)")
     if job.train.epochs > MOST_EPOCHS:
         raise Refused(f"a round has {job.train.epochs} epochs, its limit is {MOST_EPOCHS}")
-    if limits.min_examples > 1 and job.task.kind == "mlm" and job.task.mask_probability < LEAST_MASKED:
+    if limits.min_examples > 1:
+        _check_learned(job)
+
+
+def _check_learned(job: Job) -> None:
+    """Refuse settings by which a message of many rows would be learned from few.
+
+    Raises:
+        Refused: the job has them.
+    """
+    task, train = job.task, job.train
+    if task.kind == "mlm" and task.mask_probability < LEAST_MASKED:
         raise Refused(
-            f"task.mask_probability is {job.task.mask_probability:g}, so that few of its rows would be learned "
+            f"task.mask_probability is {task.mask_probability:g}, so that few of its rows would be learned "
             f"from; it takes part from {LEAST_MASKED:g} on"
         )
-    pulls = {"weight_decay": job.train.weight_decay, "proximal_mu": job.train.proximal_mu}
+    if train.dropout and job.adapter.dropout > MOST_DROPOUT:
+        raise Refused(
+            f"adapter.dropout is {job.adapter.dropout:g}, so that few of its rows may be learned from; it takes "
+            f"part up to {MOST_DROPOUT:g}"
+        )
+    pulls = {"weight_decay": train.weight_decay, "proximal_mu": train.proximal_mu}
     for name, value in pulls.items():
-        if limits.min_examples > 1 and (pull := job.train.learning_rate * value) > MOST_PULL:
+        if (pull := train.learning_rate * value) > MOST_PULL:
             raise Refused(
                 f"train.learning_rate times train.{name} is {pull:g}, so that each step would undo what "
                 f"earlier rows have taught; it takes part up to {MOST_PULL:g}"
             )
-    crowding = pulls["proximal_mu"] * pulls["weight_decay"] * job.train.learning_rate
-    if limits.min_examples > 1 and job.train.max_grad_norm is not None and crowding > MOST_CROWDING:
+    _check_crowding(train)
+
+
+def _check_crowding(train: Train) -> None:
+    """Refuse a pull of FedProx beside which, in steps of a given length, the rows' gradients are next to nothing.
+
+    Raises:
+        Refused: it is such a one.
+    """
+    adamw = train.optimizer == "adamw"
+    way = max(1.0, train.weight_decay) if adamw else train.weight_decay
+    crowding = train.proximal_mu * way * train.learning_rate
+    if (adamw or train.max_grad_norm is not None) and crowding > MOST_CROWDING:
+        times = " times weight_decay" if way == train.weight_decay else ""
         raise Refused(
-            f"with max_grad_norm, train.learning_rate times weight_decay times proximal_mu is {crowding:g}, so "
-            f"that the first step's rows alone would be learned from; it takes part up to {MOST_CROWDING:g}"
+            f"with {'adamw' if adamw else 'max_grad_norm'}, train.learning_rate{times} times proximal_mu is "
+            f"{crowding:g}, so that the first step's rows alone would be learned from; it takes part up to "
+            f"{MOST_CROWDING:g}"
         )
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -166,7 +167,11 @@ def _is_constant(train: Train) -> bool:
 
 
 def _places(train: Train, span: ScheduleSpan) -> Iterable[int]:
-    """Steps among which is the one that counts most: of a constant rate the last, else any."""
+    """Steps among which is one that counts as much as any that is looked at: of a constant rate the last.
+
+    A rate that rises to one in between does so over many steps, which count as well.
+    """
     if _is_constant(train) and train.lr_decay == 1:
         return [span.steps - 1]
-    return range(max(0, span.steps - MOST_STEPS), span.steps)
+    last = max(MOST_STEPS, span.steps - MOST_STEPS)
+    return chain(range(min(MOST_STEPS, span.steps)), range(last, span.steps))

@@ -625,6 +625,7 @@ def placed(folder: Path, *names: str) -> Path:
         (["train/a.csv", "test/a.csv"], []),
         (["train.csv", "test.jsonl"], []),
         (["north.csv", "south.csv", "test.csv"], ["north", "south"]),
+        (["snli_1.0_train.csv", "snli_1.0_test.csv"], []),
     ],
 )
 def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[str], clients: list[str]) -> None:

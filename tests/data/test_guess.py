@@ -814,6 +814,17 @@ def test_columns_of_which_each_may_be_the_label_are_named(tmp_path: Path) -> Non
     assert guess(coded).label == "age"
 
 
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%y", "%Y-%m-%dT%H:%M", ""])
+def test_a_column_of_days_is_no_label(tmp_path: Path, form: str) -> None:
+    """Days come again as classes do: beside them no label was guessed, and a model of the text alone trained."""
+    days = pandas.to_datetime([f"2024-03-{1 + i % 9:02}" for i in range(60)])
+    frame = table(Aufnahmedatum=list(days.strftime(form) if form else days), Diagnose=LABELS)
+    found = guess(sample(written(tmp_path, frame, "rows.csv" if form else "rows.parquet")))
+    assert (found.kind, found.label) == ("classify", "Diagnose")
+    named = frame.drop(columns="Diagnose").rename(columns={"Aufnahmedatum": "label"})
+    assert guess(sample(written(tmp_path, named, "rows.parquet"))).label == "label"
+
+
 def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> None:
     """Excel saves no value of a formula that it has not computed."""
     frame = table(label=["=1+1"] * 60)

@@ -825,6 +825,14 @@ def test_a_column_of_days_is_no_label(tmp_path: Path, form: str) -> None:
     assert guess(sample(written(tmp_path, named, "rows.parquet"))).label == "label"
 
 
+def test_labels_of_nli_are_found_by_their_usual_name(tmp_path: Path) -> None:
+    """Files of SNLI and MNLI have the votes of annotators beside it, of which each might be the label."""
+    frame = table(gold_label=LABELS, label1=LABELS).rename(columns={"text": "sentence1"})
+    frame.insert(1, "sentence2", [text(100 + i) for i in range(60)])
+    found = guess(sample(written(tmp_path, frame)))
+    assert (found.kind, found.text, found.label) == ("pair", ["sentence1", "sentence2"], "gold_label")
+
+
 def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> None:
     """Excel saves no value of a formula that it has not computed."""
     frame = table(label=["=1+1"] * 60)

@@ -204,6 +204,7 @@ def test_latex_takes_what_it_would_read_as_commands() -> None:
     assert "\n{[}1] a" in latex_text([{"a": "[1] a"}])
     assert "\n{*}a" in latex_text([{"a": "*a"}])
     assert r"a\textbar{}b $>$ c" in latex_text([{"a": "a|b > c"}]), "in LaTeX's first encoding a dash and a mark"
+    assert r"$\alpha$=0.1, $\epsilon$ $\leq$ 8 $\Delta$ä" in latex_text([{"a": "α=0.1, ε ≤ 8 Δä"}])
 
 
 def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:

@@ -625,6 +625,7 @@ def placed(folder: Path, *names: str) -> Path:
         (["train/a.csv", "test/a.csv"], []),
         (["train.csv", "test.jsonl"], []),
         (["north.csv", "south.csv", "test.csv"], ["north", "south"]),
+        (["snli_1.0_train.csv", "snli_1.0_test.csv"], []),
     ],
 )
 def test_test_rows_of_a_folder_are_not_trained_on(tmp_path: Path, names: list[str], clients: list[str]) -> None:
@@ -811,6 +812,25 @@ def test_columns_of_which_each_may_be_the_label_are_named(tmp_path: Path) -> Non
         guess(rows, "classify")
     coded = sample(written(tmp_path, frame.assign(age=[i % 2 for i in range(60)])))
     assert guess(coded).label == "age"
+
+
+@pytest.mark.parametrize("form", ["%Y-%m-%d", "%d.%m.%Y", "%m/%d/%y", "%Y-%m-%dT%H:%M", ""])
+def test_a_column_of_days_is_no_label(tmp_path: Path, form: str) -> None:
+    """Days come again as classes do: beside them no label was guessed, and a model of the text alone trained."""
+    days = pandas.to_datetime([f"2024-03-{1 + i % 9:02}" for i in range(60)])
+    frame = table(Aufnahmedatum=list(days.strftime(form) if form else days), Diagnose=LABELS)
+    found = guess(sample(written(tmp_path, frame, "rows.csv" if form else "rows.parquet")))
+    assert (found.kind, found.label) == ("classify", "Diagnose")
+    named = frame.drop(columns="Diagnose").rename(columns={"Aufnahmedatum": "label"})
+    assert guess(sample(written(tmp_path, named, "rows.parquet"))).label == "label"
+
+
+def test_labels_of_nli_are_found_by_their_usual_name(tmp_path: Path) -> None:
+    """Files of SNLI and MNLI have the votes of annotators beside it, of which each might be the label."""
+    frame = table(gold_label=LABELS, label1=LABELS).rename(columns={"text": "sentence1"})
+    frame.insert(1, "sentence2", [text(100 + i) for i in range(60)])
+    found = guess(sample(written(tmp_path, frame)))
+    assert (found.kind, found.text, found.label) == ("pair", ["sentence1", "sentence2"], "gold_label")
 
 
 def test_a_column_of_labels_in_which_nothing_stands_is_told(tmp_path: Path) -> None:

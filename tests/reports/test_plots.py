@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fedstrata.reports import plots
 from fedstrata.reports.client_scores import clients_plot, worst_words
 from fedstrata.reports.confusion import confusion_plot
@@ -202,6 +204,7 @@ def test_latex_takes_what_it_would_read_as_commands() -> None:
     assert "\n{[}1] a" in latex_text([{"a": "[1] a"}])
     assert "\n{*}a" in latex_text([{"a": "*a"}])
     assert r"a\textbar{}b $>$ c" in latex_text([{"a": "a|b > c"}]), "in LaTeX's first encoding a dash and a mark"
+    assert r"$\alpha$=0.1, $\epsilon$ $\leq$ 8 $\Delta$ä" in latex_text([{"a": "α=0.1, ε ≤ 8 Δä"}])
 
 
 def test_no_cell_of_a_csv_is_a_formula_and_numbers_stay_numbers() -> None:
@@ -262,6 +265,15 @@ def test_small_costs_are_written_with_a_power() -> None:
     svg = sweep_plot("accuracy", points, "tflops")
     assert "0.00018" not in svg
     assert "1e−4" in svg
+
+
+@pytest.mark.parametrize(("mb", "ticks"), [([1, 200], ["1", "10", "100"]), ([2, 45], ["2", "10", "40"])])
+def test_costs_far_apart_are_written_as_numbers(mb: list[float], ticks: list[str]) -> None:
+    """A row that sends a hundredth of another's bytes: the axis had $\\mathdefault{10^{0}}$ at its ticks."""
+    svg = sweep_plot("accuracy", [SweepPoint(f"row {i}", 0.5, 0.1, cost, 0.1) for i, cost in enumerate(mb)], "mb")
+    written = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert not [one for one in written if "$" in one]
+    assert set(ticks) <= set(written)
 
 
 def test_rows_of_a_grid_have_names_of_their_own_in_a_legend() -> None:

@@ -11,6 +11,7 @@ def plain_name(name: str) -> str:
 LABELS = (
     "label",
     "labels",
+    "gold_label",
     "class",
     "classes",
     "category",

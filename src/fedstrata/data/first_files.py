@@ -172,7 +172,7 @@ def _purpose(file: Path, folder: Path, text: bool) -> str:
 
 def _word(file: Path) -> str:
     """The part of a file's name that may say what it is for."""
-    words = file.name.partition(".")[0].lower().replace("-", "_").split("_")
+    words = re.split(r"[._-]", file.name.lower())
     return next((word for word in words if word in (*TRAIN_NAMES, *TEST_NAMES)), "")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstrata.data.column_names import CLIENTS, LABELS, PAIRS, TEXTS, plain_name
 from fedstrata.data.sample import Sample, holds_words
-from fedstrata.data.values import is_filled, is_latin, is_number
+from fedstrata.data.values import is_date, is_filled, is_latin, is_number
 from fedstrata.errors import UserError, did_you_mean, listed, plural
 from fedstrata.job.task_kinds import TASK_KINDS
 
@@ -219,7 +219,8 @@ def _label(rows: Sample, texts: set[str]) -> str | None:
 
 def _short(rows: Sample, taken: set[str]) -> list[str]:
     """The columns of few different short values, which may be labels."""
-    return [name for name in rows.columns if name not in taken and _classes(rows, name) and not _counts_rows(name)]
+    free = [name for name in rows.columns if name not in taken and not _counts_rows(name)]
+    return [name for name in free if _classes(rows, name) and not all(map(is_date, _filled(rows, name)))]
 
 
 def _no_label(rows: Sample, taken: set[str]) -> str:

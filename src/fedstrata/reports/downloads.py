@@ -11,10 +11,19 @@ from typing import Any
 
 MOST_ROWS = 5_000
 """Rows of a table in a link; of more the run's own files are the place to look."""
+SIGNS = (
+    {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "ζ": "zeta"}
+    | {"η": "eta", "θ": "theta", "ι": "iota", "κ": "kappa", "λ": "lambda", "μ": "mu"}
+    | {"ν": "nu", "ξ": "xi", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau"}
+    | {"φ": "phi", "χ": "chi", "ψ": "psi", "ω": "omega", "Δ": "Delta", "Σ": "Sigma"}
+    | {"Ω": "Omega", "≤": "leq", "≥": "geq", "≈": "approx", "∞": "infty"}
+)
+"""Letters of math, as in "Dirichlet, α = 0.1", at which LaTeX stops -> their commands."""
 TEX = str.maketrans(
     {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "–": "--", "→": r"$\to$"}
     | {letter: f"\\{letter}" for letter in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {letter: f"$\\{name}$" for letter, name in SIGNS.items()}
     | {letter: f"{{{letter}}}" for letter in "[*"}  # after a row's end they are options of it
 )
 """What LaTeX takes for commands, and the letters that it has no sign for, written out."""

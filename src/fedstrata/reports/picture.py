@@ -13,7 +13,7 @@ from typing import Any, ParamSpec
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from fedstrata.wire.foreign import visible
 
@@ -89,6 +89,14 @@ def small() -> tuple[Figure, Axes]:
 def whole_numbers(axes: Axes) -> None:
     """Rounds are whole: no tick between two of them."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+class PlainNumbers(LogFormatter):
+    """Numbers at a log axis; the usual ones are math, which no picture here reads, as names may look like it."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The number at a tick; empty where the ticks are too close for one at each."""
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def short_name(name: str) -> str:

@@ -15,7 +15,16 @@ from fedstrata.plan.kinds import LOWER_IS_BETTER, PAGE
 from fedstrata.reports import plots
 from fedstrata.reports.html_table import Head, HtmlTable
 from fedstrata.reports.page import render, shown, write_page
-from fedstrata.reports.picture import COLORS, HEIGHT, WIDTH, Shown, picture, short_name, whole_numbers
+from fedstrata.reports.picture import (
+    COLORS,
+    HEIGHT,
+    WIDTH,
+    PlainNumbers,
+    Shown,
+    picture,
+    short_name,
+    whole_numbers,
+)
 from fedstrata.reports.runs import curve, upto
 from fedstrata.reports.sweep import SweepRow, finished
 from fedstrata.reports.sweep_files import SweepTable, read_table
@@ -160,6 +169,8 @@ def sweep_plot(metric: str, points: Sequence[SweepPoint], cost: str) -> Figure |
     costs = [getattr(point, cost) for point in points]
     if min(costs) > 0 and max(costs) > 20 * min(costs):
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(PlainNumbers())
+        axes.xaxis.set_minor_formatter(PlainNumbers(labelOnlyBase=False))
     else:
         axes.ticklabel_format(axis="x", scilimits=(-3, 5))
     axes.set_xlabel("MB up per client\n(without the initial download)" if cost == "mb" else plots.AXES["flops"][0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +198,29 @@ def test_a_crash_leaves_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(cache_folder().iterdir()) == []
     assert examples(tokenize(["the heart"], tokenizer(), 8, "chunk")) == [[CLS, *plain("the heart"), SEP]]
     assert [sorted(path.name for path in entry.iterdir()) for entry in cache_folder().iterdir()] == [
-        ["ids.npy", "offsets.npy", "rows.npy", "types.npy", "words.npy"]
+        ["checksums.json", "ids.npy", "offsets.npy", "rows.npy", "types.npy", "words.npy"]
     ]
+
+
+def _flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-4] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["ids.npy", "offsets.npy", "rows.npy", "checksums.json"])
+@pytest.mark.parametrize(
+    "harm", [_flipped, Path.unlink, lambda path: path.write_bytes(b""), lambda path: os.truncate(path, 150)]
+)
+def test_damaged_tokens_are_made_again(name: str, harm: Callable[[Path], object]) -> None:
+    """A flipped bit gave another model without a word, and a file cut by a crash a traceback in every run."""
+    expected = examples(tokenize(["the heart", LONG], tokenizer(), 8, "chunk"))
+    (entry,) = cache_folder().iterdir()
+    harm(entry / name)
+    for _ in range(2):
+        made = tokenize(["the heart", LONG], tokenizer(), 8, "chunk")
+        assert (examples(made), made.rows.tolist()) == (expected, [0, 1, 1])
+    assert list(cache_folder().iterdir()) == [entry]
 
 
 def test_two_runs_at_once_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from fedstrata.errors import FULL, UserError, tokenizing
 from fedstrata.plan.kinds import Index
-from fedstrata.wire.files import named
+from fedstrata.wire.files import checksum_of, named, read_sealed, write_sealed
 
 FIELDS = ("ids", "offsets", "rows", "words", "types")
+CHECKSUMS = "checksums.json"
+"""File of a folder of the cache: the checksum of each of the others."""
 CHUNK = 4096
 """Texts given to the tokenizer at once: bounds memory."""
 
@@ -111,12 +113,12 @@ def tokenize(
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     rules = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}  # set per call
     side = _cut_side(tokenizer, long_text, word_end)
-    kept = [5, max_tokens, long_text, side, word_end, pair, rules, tokenizer.split_special_tokens]
+    kept = [6, max_tokens, long_text, side, word_end, pair, rules, tokenizer.split_special_tokens]
     digest = hashlib.sha256(json.dumps(kept).encode())
     for text in [*texts, *(seconds or ())]:
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
-    if not folder.exists():
+    if not _intact(folder):
         before, tokenizer.truncation_side = tokenizer.truncation_side, side
         try:
             _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
@@ -246,6 +248,18 @@ def _first_pieces(words: Sequence[int | None], last: int) -> npt.NDArray[np.int6
     return np.where(first, word, -1)
 
 
+def _checksums(folder: Path) -> dict[str, str | None]:
+    return {name: checksum_of(folder / f"{name}.npy") for name in FIELDS}
+
+
+def _intact(folder: Path) -> bool:
+    """Whether a folder of the cache is there as it was written: it outlives runs, and a crash of the machine."""
+    try:
+        return read_sealed(folder / CHECKSUMS) == _checksums(folder)
+    except OSError:
+        return False
+
+
 def _store(folder: Path, tokens: Tokens) -> None:
     """Write to a folder of its own and rename it: another run sees all of it or nothing."""
     try:
@@ -263,8 +277,12 @@ def _store(folder: Path, tokens: Tokens) -> None:
         target.mkdir()
         for name in FIELDS:
             np.save(target / f"{name}.npy", getattr(tokens, name))
+        write_sealed(target / CHECKSUMS, _checksums(target))
         try:
             os.rename(target, folder)
         except OSError:
             if not folder.exists():
                 raise
+            if not _intact(folder):  # else another run has made it meanwhile
+                os.rename(folder, Path(temporary) / "damaged")
+                os.rename(target, folder)

@@ -151,6 +151,7 @@ def _data(folder: Path) -> None:
         "quote.csv": 'text,label\n"a,b\n',
         "twice.csv": "text,text\na,b\n",
         "values.csv": "text,label\n" + "".join(f"a,{i}\n" for i in range(8)) + "a,many\n",
+        "underscore.csv": "text,label\n" + "".join(f"a,{i}\n" for i in range(8)) + "a,1_5\n",
         "infinite.csv": "text,label\n" + "".join(f"a,{i}\n" for i in range(8)) + "a,inf\n",
         "broken.jsonl": '{"text": "a", "label": "b"}\n{"text": \n',
         "numbers.jsonl": "1\n2\n",

@@ -114,3 +114,8 @@ def test_long_ids_that_differ_in_their_last_digit_are_two() -> None:
     for pair in (["1", "01"], ["10", "1e1"], ["1.50", "1.5"], ["900000000000207008", "900000000000207008.0"]):
         assert [how for _, _, how in alike(pair)] == ["are the same number"]
     assert not [*alike(["", "1e99999999999999999999", "snan", "1,5", "1.5"])], "what is no number is none"
+
+
+def test_codes_with_an_underscore_are_no_numbers() -> None:
+    """Of 1_1 and 11 the refusal said that they are the same number."""
+    assert list(alike(["1_1", "1_2", "11", "12"])) == []

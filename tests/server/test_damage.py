@@ -214,9 +214,37 @@ def test_what_happens_to_a_finished_run_is_found(broken: dict[str, Broken], tmp_
     assert fedstrata.run(job, {"output.dir": str(folder)}, resume=True, progress=said.append) == first
     assert (folder / "result.json").read_bytes() == result
     assert "result.json was damaged or missing; it is made again" in said[0].sentence
+    weights = folder / "model" / "model.safetensors"
+    flip(weights, folder)
+    said.clear()
+    assert fedstrata.run(job, {"output.dir": str(folder)}, resume=True, progress=said.append) == first
+    assert f"{weights} is damaged, missing or another one since its run has written it" in said[0].sentence
     delete(folder / "ledger.jsonl", folder)
     with pytest.raises(UserError, match=r"is finished, but .*ledger.jsonl is damaged or missing since"):
         fedstrata.run(job, {"output.dir": str(folder)}, resume=True)
+
+
+@pytest.mark.parametrize("damage", [edit, truncate, delete])
+def test_a_finished_runs_result_is_not_made_again_from_a_damaged_partition(
+    broken: dict[str, Broken], tmp_path: Path, damage: Callable[[Path, Path], None]
+) -> None:
+    """Where clients have models of their own it is made anew at each call: without rows, or with others."""
+    job, folder = broken["personal"][0], tmp_path / "run"
+    fedstrata.run(job, {"output.dir": str(folder)})
+    result = (folder / "result.json").read_bytes()
+    damage(folder / "partition.json", folder)
+    with pytest.raises(UserError, match=r"is finished, but .*partition.json is damaged or missing since"):
+        fedstrata.run(job, {"output.dir": str(folder)}, resume=True)
+    assert (folder / "result.json").read_bytes() == result
+
+
+def test_clients_models_are_not_made_of_a_damaged_shared_one(broken: dict[str, Broken], tmp_path: Path) -> None:
+    job, folder = broken["personal"][0], tmp_path / "run"
+    fedstrata.run(job, {"output.dir": str(folder), "output.client_models": False})
+    flip(folder / "shared" / "model.safetensors", folder)
+    with pytest.raises(UserError, match=r"shared/model.safetensors is damaged, .* clients' models are made"):
+        fedstrata.run(job, {"output.dir": str(folder)}, resume=True)
+    assert not (folder / "clients").exists()
 
 
 def test_with_no_commit_left_nothing_is_begun_anew(broken: dict[str, Broken], tmp_path: Path) -> None:

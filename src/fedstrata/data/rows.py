@@ -187,12 +187,18 @@ def label_numbers(job: Job, rows: Rows) -> npt.NDArray[np.float64]:
     """
     column = job.data.label
     try:
-        numbers = np.asarray([float(value) for value in rows.columns[column]], dtype=np.float64)
+        numbers = np.asarray([_number(value) for value in rows.columns[column]], dtype=np.float64)
     except ValueError as error:
         raise UserError(f"[data] label: column {column!r}: {error}; {job.task.kind!r} needs numbers") from None
     if not np.isfinite(numbers).all():
         raise UserError(f"[data] label: column {column!r} holds a number that is not finite")
     return numbers
+
+
+def _number(text: str) -> float:
+    if "_" in text:  # Python alone takes 1_5, which may be a slip for 1.5, for 15
+        raise ValueError(f"could not convert string to float: {text!r}")
+    return float(text)
 
 
 def bands(numbers: npt.NDArray[np.float64]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -120,7 +119,6 @@ def tokenize(
         digest.update(f"{len(text)}\0{text}".encode())
     folder = cache_folder() / digest.hexdigest()
     if not _intact(folder):
-        shutil.rmtree(folder, ignore_errors=True)
         before, tokenizer.truncation_side = tokenizer.truncation_side, side
         try:
             _store(folder, _tokenize(texts, tokenizer, max_tokens, long_text, word_end, seconds))
@@ -283,5 +281,8 @@ def _store(folder: Path, tokens: Tokens) -> None:
         try:
             os.rename(target, folder)
         except OSError:
-            if not _intact(folder):
+            if not folder.exists():
                 raise
+            if not _intact(folder):  # else another run has made it meanwhile
+                os.rename(folder, Path(temporary) / "damaged")
+                os.rename(target, folder)

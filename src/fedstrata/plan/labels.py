@@ -49,6 +49,8 @@ def _shown(sign: str) -> bool:
 
 
 def _number(label: str) -> str:
+    if "_" in label:
+        return label  # Python alone takes 1_1, as codes may be written, for 11
     try:
         return str(Decimal(label).normalize(Context(prec=len(label))))  # a float has fewer digits than ids
     except ArithmeticError:

@@ -81,6 +81,21 @@ def check_kept(folder: Path, commit: Mapping[str, Any]) -> None:
         )
 
 
+def check_model(job: Job, folder: Path) -> str:
+    """What is said of a finished stage's model that is not as the stage has left it; empty where it is, or gone.
+
+    Raises:
+        UserError: its clients' models are made of it.
+    """
+    path = changed_model(folder)
+    if path is None or not path.parent.exists():
+        return ""
+    what = f"{path} is damaged, missing or another one since its run has written it"
+    if path.parent.name == "shared" and job.output.client_models is not False and not job.between_sites:
+        raise UserError(f"{what}, and the clients' models are made of it")
+    return f"{what}; the score is that of the model as it was"
+
+
 def left_by(earlier: Result, job: Job, place: Path) -> str:
     """The folder of the model that an earlier stage has left for another one to begin from.
 

@@ -29,7 +29,7 @@ from fedstrata.models.quiet import quiet
 from fedstrata.plan.parts import Parts
 from fedstrata.reports.card import write_cards
 from fedstrata.runs.arrivals import check_arrivals
-from fedstrata.runs.begun import check_begun, check_kept, left_by, places_of
+from fedstrata.runs.begun import check_begun, check_kept, check_model, left_by, places_of
 from fedstrata.runs.choices import keep_choices, with_choices
 from fedstrata.runs.components import Components
 from fedstrata.runs.engines import choose_engine, threads_set, with_choice, worker_modules
@@ -251,8 +251,8 @@ def _reuse(stage: Stage, found: list[Change], commit: Mapping[str, Any]) -> None
     same_rows(folder, fingerprints(stage.data))
     if (wrong := damaged_end(folder)) is not None:
         raise UserError(f"{folder}: its run is finished, but {wrong} is damaged or missing since then")
-    if late := without_effect(job, folder):
-        stage.tell(Noted(late))
+    for note in filter(None, (check_model(job, folder), without_effect(job, folder))):
+        stage.tell(Noted(note))
     record_changes(job, folder, found, commit["done"], stage.components.identities())
     if checksum_of(folder / "result.json") != commit["finished"]:
         stage.tell(Noted(f"{folder / 'result.json'} was damaged or missing; it is made again from the records"))

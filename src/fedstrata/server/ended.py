@@ -14,6 +14,8 @@ from fedstrata.wire.store import Store
 ROUND_FILES = ("round-[0-9]*.safetensors", ".round-*.part")
 MODELS = tuple(f"{place}/*.{kind}" for place in ("model", "shared") for kind in ("safetensors", "json"))
 """What a later stage begins from."""
+PARTITION = "partition.json"
+"""What ``result.json`` is made again from, beside the records."""
 CACHES = ("features.f32", "features.json")
 
 
@@ -34,6 +36,7 @@ def finish(folder: Path, keep_state: bool = False, keep_cache: bool = False) -> 
     if "models" not in manifest:  # else a call has found the run finished: they are what another one left
         found = sorted(path for pattern in MODELS for path in folder.glob(pattern))
         manifest["models"] = {path.relative_to(folder).as_posix(): checksum_of(path) for path in found}
+    manifest["partition"] = checksum_of(folder / PARTITION)
     write_sealed(newest, {**manifest, "finished": checksum_of(folder / "result.json"), "kept": kept})
     if not keep_cache:
         clear(state, CACHES)
@@ -63,6 +66,8 @@ def damaged_end(folder: Path) -> Path | None:
     assert manifest is not None
     if (wrong := records.damaged(manifest["records"])) is not None:
         return wrong
+    if manifest.get("partition", was := checksum_of(folder / PARTITION)) != was:
+        return folder / PARTITION
     journal = Journal(folder / "state")
     journal.read(records.lines(JOURNAL))
     if not manifest["kept"]:

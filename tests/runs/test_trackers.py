@@ -64,6 +64,21 @@ def test_mlflow_has_figures_job_and_page(job: Jobs) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_what_the_run_cost(job: Jobs) -> None:
+    """Epsilon was left out."""
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("dp_accounting")
+    noise = {"level": "example", "noise": 1.0}
+    made = job("fedavg", "classify", track={"to": ["mlflow"]}, privacy=noise)
+    result = fedstrata.run(made, {"method.rounds": 1, "task.labels": ["eye", "heart", "kidney"]})
+    client = mlflow.MlflowClient((result.folder / "track" / "mlruns").as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
+    assert result.privacy is not None
+    found = [run.data.metrics[f"result/{name}"] for name in ("epsilon", "flops", "bytes_up")]
+    assert found == [result.privacy["epsilon"], result.flops, result.bytes["up"]]
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_run_that_fails_has_failed_in_mlflow_too(job: Jobs) -> None:
     mlflow = pytest.importorskip("mlflow")
 

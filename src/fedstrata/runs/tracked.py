@@ -52,8 +52,10 @@ def tracked(jobs: Sequence[Job], tell: Tell) -> Iterator[tuple[Tell, Callable[[R
         from fedstrata.reports.report import write_report
 
         summary = {**result.score, "bytes_up": result.bytes["up"], "bytes_down": result.bytes["down"]}
-        page = write_report([result.folder]) if tracking.sinks else None
-        tracking.close({**summary, "flops": float(result.flops), "seconds": result.seconds}, page)
+        summary |= {"flops": float(result.flops), "seconds": result.seconds}
+        if (epsilon := (result.privacy or {}).get("epsilon")) is not None:
+            summary["epsilon"] = epsilon
+        tracking.close(summary, write_report([result.folder]) if tracking.sinks else None)
 
     try:
         yield calls([tell, tracking]), close

@@ -19,7 +19,7 @@ from fedstrata.models import checkpoints
 from fedstrata.models.heads import KEY, HeadConfig, HeadedModel, hsum, psum
 from fedstrata.models.parts import find_parts, part_tensors
 from fedstrata.plan.parts import Parts
-from tiny import SENTENCES, tiny_config
+from tiny import SENTENCES, saved_tensors, tiny_config
 
 Jobs = Callable[..., dict[str, Any]]
 Folder = Callable[..., Path]
@@ -290,3 +290,15 @@ def test_a_head_over_four_layers_needs_four_at_the_client(
 ) -> None:
     with pytest.raises(UserError, match=r"\[head\] kind: 'psum' takes the last 4 layers, .* a client builds [23]"):
         command(job(method, "classify", 4, method=layers, head={"kind": "psum"}))
+
+
+@pytest.mark.parametrize("kind", ["psum", "hsum"])
+def test_a_first_pass_with_some_of_the_layers_leaves_no_states_out_later(job: Jobs, kind: str) -> None:
+    """A local model with a layer twice, before the whole one was ever computed with; its forecast likewise."""
+    made = job("fedbfpt", "classify", 8, method={"local_layers": 5, "rounds": 4}, head={"kind": kind})
+    fedstrata.forecast(made)
+    ends = [
+        saved_tensors(fedstrata.run(made, {"output.dir": folder, "server.evaluate": when}).model_folder)
+        for when, folder in (("rounds", f"{made['output']['dir']}-a"), ("end", f"{made['output']['dir']}-b"))
+    ]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -29,7 +29,7 @@ import torch
 import transformers
 from torch import nn
 from transformers.models.bert.modeling_bert import BertLayer
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 from fedstrata.errors import UserError
 from fedstrata.models.headed import HeadedConfig, plain_config, write_headed
@@ -190,6 +190,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         self.head = Head(config, settings)
         self.branches, self.chained = BRANCHES[settings.kind], settings.kind == "hsum"
         self.post_init()
+        output_capturing.maybe_install_capturing_hooks(base)  # at every layer: a local model lacks some
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:
@@ -255,8 +256,7 @@ class HeadedEncoder:
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, **options: Any) -> Any:
         """The encoder of a saved model."""
-        model = HeadedModel.from_pretrained(name, *args, **options)
-        return getattr(model, model.base_model_prefix)
+        return HeadedModel.from_pretrained(name, *args, **options).base_model
 
     @classmethod
     def from_config(cls, config: Any, **options: Any) -> Any:

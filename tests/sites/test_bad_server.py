@@ -998,8 +998,13 @@ CONFIGS: list[tuple[str, Callable[[dict[str, Any]], Any], str]] = [
     ("config.json", lambda t: t.update(_name_or_path="another"), "key '_name_or_path'"),  # a key that BERT knows
     ("config.json", lambda t: t.update(quantization_config={"quant_method": "gptq"}), "key 'quantization_config'"),
     ("config.json", lambda t: t.update(chunk_size_feed_forward=5), "key 'chunk_size_feed_forward'"),
-    ("config.json", lambda t: t.update(classifier_dropout=0.99), "'classifier_dropout' is 0.99, so that few of"),
-    ("config.json", lambda t: t.update(hidden_dropout_prob=1), "'hidden_dropout_prob' is 1, so that few of"),
+    ("config.json", lambda t: t.update(classifier_dropout=0.99), "'classifier_dropout' is 0.99, so that few rows"),
+    ("config.json", lambda t: t.update(hidden_dropout_prob=1), "'hidden_dropout_prob' is 1, so that few rows"),
+    (
+        "config.json",
+        lambda t: t.update(hidden_size=3, num_attention_heads=1, classifier_dropout=0.5),
+        "so that few rows may be learned from; at most 0.5 is taken, and less where hidden_size is below 24",
+    ),
     ("config.json", lambda t: t.update(conv_kernel_size="someone/kernel"), "'conv_kernel_size' is not taken"),
     ("config.json", lambda t: t.update(use_kernels=True), "key 'use_kernels'"),
     ("config.json", lambda t: t.update(id2label={"0": {"auto_map": {"AutoConfig": "a.B"}}}), "code of its own"),

@@ -39,6 +39,8 @@ NEEDED = (CONFIG, TOKENIZER)
 MOST_LAYERS = 512
 MOST_NUMBER = 10_000_000
 """The largest whole number of a config: of a width, a vocabulary, a position."""
+DROPPED = 2.0**-24
+"""Likelihood with which dropout may drop all numbers of a vector: the server can try many seeds."""
 SIZES = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "max_position_embeddings")
 """Must be whole numbers above 0 where a config has them, under whichever name."""
 TEXT = re.compile(r"[\w .:+-]{0,100}", re.ASCII)
@@ -158,11 +160,6 @@ def _check_config(table: dict[str, Any]) -> None:
         if key not in known or _never(CONFIG, key):
             raise Refused(f"the model's config.json has the key {_shown(key)}, which is not taken")
         _check_value(key, value)
-        if "drop" in key and type(value) in (int, float) and value > MOST_DROPOUT:
-            raise Refused(
-                f"the model's config.json: {_shown(key)} is {value:g}, so that few of the rows may be learned "
-                f"from; at most {MOST_DROPOUT:g} is taken"
-            )
     config = _config_class(table)()
     for name in (*SIZES, "num_hidden_layers"):
         value = table.get(config.attribute_map.get(name, name), table.get(name))
@@ -170,6 +167,19 @@ def _check_config(table: dict[str, Any]) -> None:
             raise Refused(f"the model's config.json: {name} is no whole number above 0")
         if name == "num_hidden_layers" and (value or 0) > MOST_LAYERS:
             raise Refused(f"the model has {value} layers, at most {MOST_LAYERS} are taken")
+    _check_dropout({**config.to_dict(), **table}, config.attribute_map.get("hidden_size", "hidden_size"))
+
+
+def _check_dropout(table: Mapping[str, Any], width: str) -> None:
+    """Refuse rates by which all of a text's numbers may be dropped."""
+    for key, rate in table.items():
+        if "drop" not in key or type(rate) not in (int, float):
+            continue
+        if rate > MOST_DROPOUT or rate ** (table.get(width) or 1024) > DROPPED:
+            raise Refused(
+                f"the model's config.json: {_shown(key)} is {rate:g}, so that few rows may be learned from; "
+                f"at most {MOST_DROPOUT:g} is taken, and less where {width} is below 24"
+            )
 
 
 def _check_value(key: str, value: Any) -> None:

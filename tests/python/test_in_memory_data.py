@@ -247,6 +247,22 @@ def test_a_recorded_job_says_that_its_rows_are_elsewhere(job: Jobs) -> None:
         fedstrata.run(made, {"data.train": other}, resume=True)
 
 
+def test_a_path_may_stand_wherever_a_job_names_a_file_or_folder(job: Jobs, tmp_path: Path) -> None:
+    """Only those of rows could be one."""
+    made = job("fedavg", "classify")
+    given = {**made, "model": {"name": Path(made["model"]["name"])}, "output": {"dir": tmp_path / "mapping"}}
+    result = fedstrata.run(given, {"method.rounds": 1})
+    assert result.folder == tmp_path / "mapping"
+    assert fedstrata.Job(**{**given, "output": {"dir": tmp_path / "job"}}).output.dir == str(tmp_path / "job")
+    again = fedstrata.run(made, {"method.rounds": 1, "output.dir": tmp_path / "override"})
+    assert (again.folder, again.score) == (tmp_path / "override", result.score)
+    start = {"name": "a", "model": {"name": Path(made["model"]["name"])}}
+    swept = {**made, "output": {"dir": tmp_path / "sweep"}, "sweep": {"rows": [start]}}
+    assert not fedstrata.sweep(swept, {"method.rounds": 1})[0].failed
+    with pytest.raises(UserError, match=r"\[train\] epochs: must be a whole number, found 'x'"):
+        fedstrata.run(made, {"train.epochs": Path("x")})
+
+
 def test_a_job_object_runs_as_its_tables_do(job: Jobs, tmp_path: Path) -> None:
     made = job("fedbt", "classify", method={"rounds": 1})
     from_tables = fedstrata.run(made)

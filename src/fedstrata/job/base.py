@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**64)]
@@ -25,3 +27,11 @@ class Table(BaseModel):
     """A table of the job file: unknown keys and wrong types are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_as_text(cls, given: Any) -> Any:
+        """What Python gives as a path is its text, as in a file."""
+        if not isinstance(given, Mapping):
+            return given
+        return {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in given.items()}

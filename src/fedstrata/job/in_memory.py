@@ -116,14 +116,23 @@ def hold(job: Mapping[str, Any]) -> dict[str, Any]:
         held["data"] = {key: held_value(f"data.{key}", value) for key, value in held["data"].items()}
     if isinstance(held.get("stages"), list):
         held["stages"] = [hold(stage) if isinstance(stage, Mapping) else stage for stage in held["stages"]]
-    return held
+    return {key: _paths_as_texts(value) for key, value in held.items()}
+
+
+def _paths_as_texts(value: Any) -> Any:
+    """A value of a job, in which what Python gives as a path is its text, as in a file."""
+    if isinstance(value, dict):
+        return {key: _paths_as_texts(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_paths_as_texts(one) for one in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def held_value(key: str, value: Any) -> Any:
     """The value of a dotted key, with objects that hold rows as :class:`InMemory` where the key is one of rows."""
     table, _, name = key.rpartition(".")
     if table.rpartition(".")[2] != "data" or name not in ("train", "test"):
-        return value
+        return _paths_as_texts(value)
     try:
         return as_source(value)
     except ValueError as error:

@@ -61,6 +61,12 @@ def plain_config(config: Any) -> Any:
     return config.plain() if isinstance(config, HeadedConfig) else config
 
 
+def record_every_layer(encoder: Any) -> None:
+    """Let transformers find all layers whose states heads take: a first pass may be of a local model."""
+    if hooks := getattr(transformers.utils, "output_capturing", None):  # transformers 5.0 finds them at every pass
+        hooks.maybe_install_capturing_hooks(encoder)
+
+
 def write_headed(folder: Path) -> str:
     """Turn a folder whose ``config.json`` is an encoder's with a head's settings into one as described above.
 

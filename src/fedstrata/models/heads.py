@@ -32,14 +32,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 from transformers.utils import ModelOutput
 
 from fedstrata.errors import UserError
-from fedstrata.models.headed import HeadedConfig, plain_config, write_headed
-
-try:
-    from transformers.utils.output_capturing import maybe_install_capturing_hooks as _record_every_layer
-except ImportError:  # transformers 5.0 finds the layers anew at every pass
-
-    def _record_every_layer(model: Any) -> None:
-        """Nothing to prepare."""
+from fedstrata.models.headed import HeadedConfig, plain_config, record_every_layer, write_headed
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ class HeadedModel(transformers.PreTrainedModel):  # type: ignore[misc]
         self.head = Head(config, settings)
         self.branches, self.chained = BRANCHES[settings.kind], settings.kind == "hsum"
         self.post_init()
-        _record_every_layer(base)  # now: the first pass may be of a local model, which lacks some
+        record_every_layer(base)
 
     @classmethod
     def from_pretrained(cls, name: Any, *args: Any, config: Any = None, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from fedstrata.data.forms.how import notes
 from fedstrata.data.guess import guess
 from fedstrata.data.prepare import prepare
 from fedstrata.data.sample import sample
+from fedstrata.data.values import is_number
 from fedstrata.errors import UserError
 from fedstrata.job.file import load
 
@@ -823,6 +824,14 @@ def test_a_column_of_days_is_no_label(tmp_path: Path, form: str) -> None:
     assert (found.kind, found.label) == ("classify", "Diagnose")
     named = frame.drop(columns="Diagnose").rename(columns={"Aufnahmedatum": "label"})
     assert guess(sample(written(tmp_path, named, "rows.parquet"))).label == "label"
+
+
+@pytest.mark.parametrize(
+    ("value", "number"), [("1_5", False), ("1.5", True), ("1,5", True), (15, True), ("a", False)]
+)
+def test_a_code_with_an_underscore_is_no_number(value: object, number: bool) -> None:
+    """Python takes it for one, so that a column of codes could be guessed to hold numbers, which a run refuses."""
+    assert is_number(value) is number
 
 
 def test_labels_of_nli_are_found_by_their_usual_name(tmp_path: Path) -> None:

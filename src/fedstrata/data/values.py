@@ -25,7 +25,7 @@ def is_number(value: Any) -> bool:
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?\d+,\d+\s*", value):
         return True
     try:
-        return math.isfinite(float(value))
+        return "_" not in str(value) and math.isfinite(float(value))  # Python alone takes 1_5 for a number
     except (TypeError, ValueError):
         return False
 

@@ -12,7 +12,7 @@ SETUP = "setup"
 """The phase of the initial download, the start model; no total of a run counts it."""
 
 
-def of_records(
+def result_of_records(
     job: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """From the lines of ``rounds.jsonl`` and ``ledger.jsonl``.
@@ -44,7 +44,7 @@ def of_records(
     }
 
 
-def of_stages(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def result_of_stages(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """From the results of the stages: scores are those of the last, costs are sums."""
     return {
         **results[-1],

@@ -17,7 +17,7 @@ from fedstrata.errors import UserError
 from fedstrata.job.toml import read_toml
 from fedstrata.plan.kinds import FORMAT, LOCK
 from fedstrata.plan.streams import SERVER
-from fedstrata.reports.partial_results import SETUP, of_records, of_stages
+from fedstrata.reports.partial_results import SETUP, result_of_records, result_of_stages
 from fedstrata.reports.parts import PartRecord
 from fedstrata.reports.record_files import record_lines, record_object, record_parts, stages_on_disk
 from fedstrata.reports.record_types import CLASSES, LEDGER, PARTITION, RESULT, ROUNDS, check_whole
@@ -147,7 +147,8 @@ def load_run(folder: Path) -> Run:
     stages = tuple(load_run(folder / "stages" / n) for n in names if (folder / "stages" / n).is_dir())
     rounds = record_lines(folder / "rounds.jsonl", ROUNDS)
     ledger = record_lines(folder / "ledger.jsonl", LEDGER)
-    recorded = of_stages([stage.result for stage in stages]) if stages else of_records(job, rounds, ledger)
+    results = [stage.result for stage in stages]
+    recorded = result_of_stages(results) if stages else result_of_records(job, rounds, ledger)
     if not stages and result.get("status") == "finished":
         check_whole(folder, result, recorded)
     whole = {**recorded, **result}
@@ -210,7 +211,7 @@ def upto(run: Run, stage: str) -> Run | None:
         stage = chain[0].job.get("start", "")
     if len(chain) < 2:
         return chain[0] if chain else None
-    result = of_stages([stage.result for stage in chain])
+    result = result_of_stages([stage.result for stage in chain])
     return replace(run, stages=tuple(chain), result={**result, "status": chain[-1].result["status"]})
 
 

@@ -107,7 +107,7 @@ def whole_model(trained: Trained) -> Tensors:
     """The weights of the one model: the server's, or as clients received it where these have scored it."""
     job, server, held = trained.job, trained.server, trained.server.weights
     own, alone = Tensors(), len(trained.clients) == 1 and not job.between_sites
-    client, plan = next(iter(last_plans(job, server.parts, trained.clients).items()))
+    [(client, plan)] = last_plans(job, server.parts, trained.clients[:1]).items()
     if job.clients.test is not None or (alone and plan.keep):
         held = _as_held(server, plan.away(server.parts))
     if alone:

@@ -44,7 +44,7 @@ class LastPredictions:
             self.found = found
 
 
-def are_wanted(job: Job) -> bool:
+def wants_predictions(job: Job) -> bool:
     """Whether anything is written of what a model predicts for the rows of a stage."""
     target = TASK_KINDS[job.task.kind].target
     return target != "token" and (target != "number" or job.output.predictions)

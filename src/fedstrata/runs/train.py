@@ -41,7 +41,7 @@ from fedstrata.runs.engines import pool_engine, spread_score
 from fedstrata.runs.holdings import examples_before, facts_of, note_greeted
 from fedstrata.runs.models import Trained, last_plans, personal_parts, save_models, whole_model
 from fedstrata.runs.notes import notes
-from fedstrata.runs.predictions import LastPredictions, are_wanted, score_whole, write_predictions
+from fedstrata.runs.predictions import LastPredictions, score_whole, wants_predictions, write_predictions
 from fedstrata.runs.privacy import privacy_record, scheduled, unknown_lines
 from fedstrata.server.aggregate import aggregate_of
 from fedstrata.server.cohort import RoundSettings
@@ -153,8 +153,8 @@ def _keep_predictions(
     """Write what the final model predicts; a call that found all rounds ``done`` has to score it for that."""
     job, ready, server = stage.job, stage.ready, trained.server
     several = job.clients.test is not None or personal_parts(job, server.parts, stage.clients)
-    plan = next(iter(last_plans(job, server.parts, stage.clients).values()))
-    if are_wanted(job) and not several:
+    if wants_predictions(job) and not several:
+        [plan] = last_plans(job, server.parts, stage.clients[:1]).values()
         if plan.keep:  # it is the only client's
             score_whole(ready, whole_model(trained), plan, last.keep)
         elif last.found is None and done == job.method.rounds:
